@@ -1,0 +1,190 @@
+"""The words of the domain as values: parameters, drafts, verdicts, stop reasons.
+
+Frozen, checked once at construction, no behaviour beyond questions about themselves.
+Positions are absolute in the request: position 0 is the first prompt token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+MAX_SEED: Final = 2**63 - 1
+"""Largest seed accepted: fits a signed 64-bit integer everywhere (JSON parsers, torch)."""
+MAX_TOKENS_LIMIT: Final = 1_000_000
+"""Largest max_tokens accepted: far above any context here, small enough to be a sane int."""
+MAX_STOPS: Final = 16
+"""Most stop strings a request may carry (OpenAI allows 4, vLLM any; memory is bounded, I7)."""
+MAX_STOP_CHARS: Final = 256
+"""Longest stop string, in characters: the text held back is bounded by it."""
+MAX_TEMPERATURE: Final = 100.0
+"""Above this the distribution is uniform for every purpose and float32 loses the order."""
+MAX_LOGPROBS: Final = 20
+"""Most alternatives reported a token (OpenAI's limit)."""
+MAX_BIAS: Final = 100.0
+"""Largest absolute logit bias (OpenAI's limit); -100 and 100 ban and force in practice."""
+MAX_BIASED_TOKENS: Final = 1024
+"""Most ids a logit_bias may name."""
+
+
+class ParameterError(ValueError):
+    """A request parameter is out of range. `field` names it; the message says the range."""
+
+    def __init__(self, field_name: str, message: str) -> None:
+        super().__init__(f"{field_name}: {message}")
+        self.field = field_name
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended (the OpenAI words)."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Origin(StrEnum):
+    """Who wrote a committed token."""
+
+    DRAFT = "draft"
+    """Drafted and accepted."""
+    CORRECTION = "correction"
+    """The target's own token after a rejection."""
+    BONUS = "bonus"
+    """The target's own token after a block that was accepted whole."""
+    TARGET = "target"
+    """The target's own token where nothing was drafted."""
+
+
+class Rule(StrEnum):
+    """Acceptance rules (SYSTEM.md, Acceptance)."""
+
+    COUPLED = "coupled"
+    RATIO = "ratio"
+
+
+def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ParameterError(name, f"must be a finite number, got {value!r}")
+    if value < low or value > high or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise ParameterError(name, f"must be in {bracket}{low:g}, {high:g}], got {value!r}")
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ParameterError(name, f"must be an integer, got {value!r}")
+    if not low <= value <= high:
+        raise ParameterError(name, f"must be in [{low}, {high}], got {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Everything that shapes the distribution and the length of one generation.
+
+    Defaults are neutral: the model's own distribution at temperature 1. Temperature 0 is the
+    limit T -> 0 (the most likely token), under the same filters.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    """Keep the k most likely ids; 0 = off."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely ids whose probability reaches top_p; 1 = off."""
+    min_p: float = 0.0
+    """Drop ids less likely than min_p times the likeliest; 0 = off."""
+    repetition_penalty: float = 1.0
+    """Divide positive (multiply negative) logits of ids seen in prompt or output; 1 = off."""
+    presence_penalty: float = 0.0
+    """Subtract once for ids that occur in the output so far."""
+    frequency_penalty: float = 0.0
+    """Subtract once per occurrence in the output so far."""
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    max_tokens: int = 256
+    min_tokens: int = 0
+    """No end-of-sequence id before this many output tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; the string itself is not part of it."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Ids that end the text, besides the model's own end ids."""
+    ignore_eos: bool = False
+    """Go on past the model's end ids (not past stop_token_ids)."""
+    logprobs: int | None = None
+    """Report the log-probability of each token and this many alternatives; None = none."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        _integer("top_k", self.top_k, 0, 2**31 - 1)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _integer("seed", self.seed, 0, MAX_SEED)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        self._check_bias()
+        self._check_stops()
+
+    def _check_bias(self) -> None:
+        if len(self.logit_bias) > MAX_BIASED_TOKENS:
+            raise ParameterError("logit_bias", f"at most {MAX_BIASED_TOKENS} ids")
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias", token, 0, 2**31 - 1)
+            _number("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
+        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+
+    def _check_stops(self) -> None:
+        if isinstance(self.stop, str):
+            raise ParameterError("stop", "must be a tuple of strings, not one string")
+        if len(self.stop) > MAX_STOPS:
+            raise ParameterError("stop", f"at most {MAX_STOPS} strings, got {len(self.stop)}")
+        for text in self.stop:
+            if not isinstance(text, str) or not text or len(text) > MAX_STOP_CHARS:
+                raise ParameterError("stop", f"each must have 1 to {MAX_STOP_CHARS} characters")
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, 2**31 - 1)
+
+    @property
+    def uses_history(self) -> bool:
+        """True when the distribution depends on which ids were seen before."""
+        return bool(
+            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """Log-probability of a committed token under the target, after every filter."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest ids with their log-probabilities, best first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a block of drafts came to: `accepted` drafts stand, then one target token."""
+
+    drafted: int
+    accepted: int
+    token: int
+    """The target's own token at the position after the accepted drafts."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.accepted <= self.drafted:
+            raise ValueError(f"accepted={self.accepted} of drafted={self.drafted}")
+
+    @property
+    def origin(self) -> Origin:
+        """Who the verdict's own token is: correction, bonus, or plain target."""
+        if self.drafted == 0:
+            return Origin.TARGET
+        return Origin.BONUS if self.accepted == self.drafted else Origin.CORRECTION
