@@ -1,0 +1,76 @@
+"""The `outrider` command: puts the commands together, turns errors into one line. No logic.
+
+Nothing here or in `outrider.commands` imports torch before a model is asked for, so `--help`
+and an install without torch work (tests/test_project.py holds this).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from outrider.commands import errors
+from outrider.commands.version import version
+
+app = typer.Typer(
+    name="outrider",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(version)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and stop."
+        ),
+    ] = False,
+) -> None:
+    """Speculative decoding: a small draft model guesses, a large target checks many guesses in
+    one pass, and the text is exactly the target's own.
+
+    Start with: outrider generate "Why is the sky blue?"
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command line; returns the exit code. Shows every foreseen error as one line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character
+    try:
+        code = app(arguments, standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return errors.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read us has gone; keep the interpreter's last flush from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return errors.PIPE_CLOSED
+    except Exception as error:
+        shown = errors.describe(error)
+        if shown is None:
+            raise
+        sys.stderr.write(f"error: {shown[0]}\n")
+        return shown[1]
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    sys.exit(run())

@@ -1,0 +1,55 @@
+"""What a person sees when something cannot be done: one line that names the fix.
+
+    exception                      exit   shown
+    ParameterError, EngineError     2     error: <the message>
+    CommandError, a usage error     2     error: <the message>
+    OSError                         1     error: <the message>
+    Ctrl-C                        130     nothing; what was printed stays
+    a closed pipe (`| head`)      141     nothing
+
+Anything else is a bug of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import typer
+
+from outrider.core.tokens import ParameterError
+from outrider.engines.base import EngineError
+
+USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[2]
+"""click's base of all usage errors. Found, not imported: typer carries click inside itself in
+some versions and depends on it in others."""
+
+BAD_INPUT: Final = 2
+FAILED: Final = 1
+INTERRUPTED: Final = 130
+"""128 + SIGINT, as shells report it."""
+PIPE_CLOSED: Final = 141
+"""128 + SIGPIPE."""
+
+
+class CommandError(Exception):
+    """Bad input that only the command line can see. The message names the fix."""
+
+
+def describe(error: Exception) -> tuple[str, int] | None:
+    """The line to show and the exit code; None when the error is a bug."""
+    match error:
+        case ParameterError():
+            option = "--" + error.field.replace("_", "-")
+            return str(error).replace(error.field, option, 1), BAD_INPUT
+        case CommandError() | EngineError():
+            return _one_line(str(error)), BAD_INPUT
+        case OSError():
+            return _one_line(str(error)), FAILED
+    if isinstance(error, USAGE_ERROR):
+        message: str = error.format_message()  # type: ignore[attr-defined]
+        return _one_line(message), BAD_INPUT
+    return None
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())
