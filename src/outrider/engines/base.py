@@ -126,6 +126,12 @@ class LanguageModel(Protocol):
         """
         ...
 
+    @property
+    def passes(self) -> int:
+        """Passes through the network since loading: one `forward` may need several (long
+        prefill, fixed row count), and an honest forwards-per-token figure counts each."""
+        ...
+
     def open(self) -> int:
         """A new empty slot. Raises EngineError when all slots are taken."""
         ...
@@ -161,6 +167,8 @@ class LanguageModel(Protocol):
 
 def plan_prefix(cached: Sequence[int], wanted: Sequence[int]) -> int:
     """Length of the common prefix of two id sequences (how much of a slot can be kept)."""
+    if len(cached) <= len(wanted) and tuple(cached) == tuple(wanted[: len(cached)]):
+        return len(cached)  # the common case, compared in C
     n = 0
     for a, b in zip(cached, wanted, strict=False):
         if a != b:

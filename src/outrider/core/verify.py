@@ -1,0 +1,189 @@
+"""Acceptance: the one place where losslessness is decided.
+
+coupled (default; shared-seed Gumbel, arXiv 2408.07978)
+    Both sides know the noise of every position. The target's token at position n is
+    y_n = argmin E_n/p_n whatever was drafted; a draft is accepted while it equals y_n, and y_n is
+    emitted in any case. So the output is a function of target, prompt, parameters and seed.
+
+ratio (Leviathan et al. 2023, Chen et al. 2023)
+    Accept a draft x ~ q while u < p(x)/q(x). After a rejection the token comes from the residual
+    norm((p - q)+), which needs p (cloud) and q (edge) together. Three exact ways, tried in order
+    (SYSTEM.md, Acceptance; the idea of proposals is AsymSpec's):
+      1. proposals: draws y_i ~ p with p(y_i) go down; the first with
+         u_i < (p(y_i) - q(y_i))+ / p(y_i) is a residual sample. Each succeeds with
+         probability Z = TV(p, q);
+      2. further proposals;
+      3. the whole row p, and one draw from the residual.
+    All draws have addresses (core.rng), so a retry repeats them.
+
+Temperature 0 needs no branch of its own: distributions are then one-hot, and both rules accept
+exactly the likeliest token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+from outrider.core import rng
+from outrider.core.rng import Purpose
+from outrider.core.sampling import Distribution
+from outrider.core.tokens import Verdict
+
+MAX_PROPOSALS: Final = 16
+"""Most proposals in one reply: 16 (id, p) pairs are about 112 bytes (PAPERS.md, byte budgets)."""
+PROPOSAL_FAILURE: Final = 0.05
+"""Aimed-at chance that a first batch of proposals yields nothing (our default)."""
+PROPOSAL_ROUNDS: Final = 2
+"""Batches of proposals before the full row is asked for."""
+
+RESIDUAL_FLOOR: Final = 1e-9
+"""Leftover mass below this is rounding noise of float64 sums, not a distribution: draw from p."""
+
+NextDistribution = Callable[[int], Distribution]
+"""Row i of a block to its distribution, given that drafts 0..i-1 stand. Called in order."""
+
+
+class ResidualStep(StrEnum):
+    """Which step of the residual dialogue ended a rejection."""
+
+    FIRST_PROPOSALS = "proposals"
+    MORE_PROPOSALS = "more-proposals"
+    FULL_ROW = "full-row"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A fresh draw from p and its probability; travels from cloud to edge."""
+
+    token: int
+    p: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """What the ratio rule knows after a rejected draft, before the residual is drawn."""
+
+    position: int
+    token: int
+    """The rejected draft x."""
+    p: float
+    q: float
+
+    @property
+    def residual_floor(self) -> float:
+        """A lower bound of Z = TV(p, q) that the cloud knows: q(x) - p(x) > 0."""
+        return max(self.q - self.p, 0.0)
+
+
+def target_token(dist: Distribution, seed: int, position: int) -> int:
+    """The target's own token at a position (shared noise): draft or no draft, it is this one."""
+    return dist.draw(rng.key(seed, Purpose.TOKEN, position))
+
+
+def verify_coupled(
+    drafts: Sequence[int], at: NextDistribution, *, seed: int, position: int
+) -> Verdict:
+    """Judge drafts for positions position, position+1, ... under the coupled rule."""
+    for i, draft in enumerate(drafts):
+        token = target_token(at(i), seed, position + i)
+        if token != draft:
+            return Verdict(drafted=len(drafts), accepted=i, token=token)
+    n = len(drafts)
+    return Verdict(drafted=n, accepted=n, token=target_token(at(n), seed, position + n))
+
+
+def accepts(p: float, q: float, *, seed: int, position: int) -> bool:
+    """The ratio rule's test for one draft; q is the very number it was drawn with.
+
+    u lies strictly inside (0, 1), so p = 0 is never accepted and p >= q always is. A q that is
+    zero or not finite cannot have produced the draft: refuse it rather than divide.
+    """
+    if not (q > 0.0 and math.isfinite(q)):
+        return False
+    return rng.uniform(seed, Purpose.ACCEPT, position) * q < p
+
+
+def judge_ratio(
+    drafts: Sequence[int],
+    q: Sequence[float],
+    at: NextDistribution,
+    *,
+    seed: int,
+    position: int,
+) -> Verdict | Rejection:
+    """Judge drafts under the ratio rule: a Verdict with the bonus token, or the Rejection."""
+    if len(q) != len(drafts):
+        raise ValueError(f"{len(drafts)} drafts with {len(q)} probabilities")
+    for i, draft in enumerate(drafts):
+        p = at(i).prob(draft)
+        if not accepts(p, q[i], seed=seed, position=position + i):
+            return Rejection(position=position + i, token=draft, p=p, q=q[i])
+    n = len(drafts)
+    return Verdict(drafted=n, accepted=n, token=target_token(at(n), seed, position + n))
+
+
+def proposal_count(rejection: Rejection) -> int:
+    """How many proposals make a failure rarer than PROPOSAL_FAILURE, from Z >= q(x) - p(x)."""
+    floor = rejection.residual_floor
+    if floor <= 0.0:
+        return MAX_PROPOSALS
+    if floor >= 1.0:
+        return 1
+    needed = math.ceil(math.log(PROPOSAL_FAILURE) / math.log1p(-floor))
+    return max(1, min(needed, MAX_PROPOSALS))
+
+
+def propose(
+    p: Distribution, *, seed: int, position: int, start: int, count: int
+) -> tuple[Proposal, ...]:
+    """Cloud side: independent draws from p with indices start, start+1, ..."""
+    tokens = [p.draw(rng.key(seed, Purpose.PROPOSAL, position, start + i)) for i in range(count)]
+    return tuple(Proposal(token=t, p=p.prob(t)) for t in tokens)
+
+
+def choose(
+    proposals: Sequence[Proposal], q: Distribution, *, seed: int, position: int, start: int
+) -> int | None:
+    """Edge side: the first proposal that the residual test takes, or None."""
+    for i, y in enumerate(proposals):
+        u = rng.uniform(seed, Purpose.PROPOSAL_ACCEPT, position, start + i)
+        if u * y.p < y.p - q.prob(y.token):
+            return y.token
+    return None
+
+
+def residual_draw(p: Distribution, q: Distribution, *, seed: int, position: int) -> int:
+    """One draw from norm((p - q)+); from p when nothing is left (field case 05)."""
+    left = p.probabilities()
+    at = np.minimum(np.searchsorted(q.ids, p.ids), len(q.ids) - 1)
+    left -= np.where(q.ids[at] == p.ids, q.probabilities()[at], 0.0)
+    keep = np.flatnonzero(left > 0.0)
+    draw_key = rng.key(seed, Purpose.RESIDUAL, position)
+    if not float(left[keep].sum()) > RESIDUAL_FLOOR:  # also catches NaN
+        return p.draw(draw_key)
+    ids = p.ids[keep]
+    weights = np.log(left[keep]).astype(np.float32)
+    return Distribution(ids, weights, rng.token_offsets(ids)).draw(draw_key)
+
+
+def resolve_rejection(
+    rejection: Rejection, p: Distribution, q: Distribution, *, seed: int
+) -> tuple[int, ResidualStep]:
+    """The residual dialogue with both sides at hand; the wire version splits it at the calls."""
+    count = proposal_count(rejection)
+    for step in range(PROPOSAL_ROUNDS):
+        start = step * MAX_PROPOSALS
+        batch = propose(p, seed=seed, position=rejection.position, start=start, count=count)
+        token = choose(batch, q, seed=seed, position=rejection.position, start=start)
+        if token is not None:
+            first = ResidualStep.FIRST_PROPOSALS
+            return token, first if step == 0 else ResidualStep.MORE_PROPOSALS
+        count = MAX_PROPOSALS
+    token = residual_draw(p, q, seed=seed, position=rejection.position)
+    return token, ResidualStep.FULL_ROW

@@ -1,0 +1,216 @@
+"""Models of known law, numpy only: for proofs, tests, demos of failures, and the simulator.
+
+A law is a pure function from context to a row of logits. `ToyModel` gives a law the slots of a
+real engine, so everything above the engine runs unchanged on it. Its rows depend on the ids
+alone, hence it is deterministic by construction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from outrider.core import rng
+from outrider.engines.base import (
+    Block,
+    ContextOverflowError,
+    EngineError,
+    FloatRow,
+    IdArray,
+    ModelInfo,
+    SlotError,
+)
+
+Law = Callable[[tuple[int, ...]], FloatRow]
+"""Context (all ids so far, at least one) to logits, float32 [vocab_size]."""
+
+MAX_SLOTS: Final = 1024
+"""Most slots of a toy model; bounded like every engine (I7)."""
+
+
+def table_law(probabilities: Sequence[float] | Mapping[int, Sequence[float]], width: int) -> Law:
+    """The same distribution everywhere, or one for each last token (a Markov chain)."""
+    if isinstance(probabilities, Mapping):
+        rows = {k: _log_row(v, width) for k, v in probabilities.items()}
+        return lambda context: rows[context[-1]]
+    row = _log_row(probabilities, width)
+    return lambda _context: row
+
+
+def _log_row(probabilities: Sequence[float], width: int) -> FloatRow:
+    row = np.full(width, -np.inf, dtype=np.float32)
+    for token, p in enumerate(probabilities):
+        if p > 0:
+            row[token] = math.log(p)
+    return row
+
+
+def logits_law(logits: Sequence[float]) -> Law:
+    """The same logits at every position."""
+    row = np.array(logits, dtype=np.float32)
+    return lambda _context: row
+
+
+def scripted_law(script: Sequence[int], *, start: int, width: int, filler: int = 0) -> Law:
+    """Certain of `script[i]` at position start+i, of `filler` elsewhere (start: prompt length)."""
+
+    def law(context: tuple[int, ...]) -> FloatRow:
+        i = len(context) - start
+        row = np.full(width, -30.0, dtype=np.float32)
+        row[script[i] if 0 <= i < len(script) else filler] = 30.0
+        return row
+
+    return law
+
+
+def random_law(seed: int, width: int, *, order: int = 2, sharpness: float = 2.0) -> Law:
+    """Normal logits (standard deviation `sharpness`) drawn from a hash of the last ids."""
+    offsets = rng.token_offsets(width)
+
+    def law(context: tuple[int, ...]) -> FloatRow:
+        state = seed
+        for token in context[-order:]:
+            state = rng.mix((state + (token + 1) * rng.GOLDEN) & rng.MASK)
+        a = rng.exponentials(rng.integers(state, offsets))
+        b = rng.exponentials(rng.integers(rng.mix(state), offsets))
+        # Difference of two exponentials: symmetric, heavy-tailed, cheap. Enough for a toy.
+        row: FloatRow = (sharpness * (a - b)).astype(np.float32)
+        return row
+
+    return law
+
+
+def blend_law(first: Law, second: Law, share: float, seed: int) -> Law:
+    """`second` at a `share` of contexts (chosen by a hash of the context), `first` elsewhere."""
+
+    def law(context: tuple[int, ...]) -> FloatRow:
+        state = seed
+        for token in context[-3:]:
+            state = rng.mix((state + (token + 1) * rng.GOLDEN) & rng.MASK)
+        pick = second if (state >> 11) * 2.0**-53 < share else first
+        return pick(context)
+
+    return law
+
+
+class ToyModel:
+    """A `LanguageModel` whose distribution is known."""
+
+    def __init__(
+        self,
+        law: Law,
+        *,
+        vocab_size: int,
+        name: str = "toy",
+        context_length: int = 4096,
+        eos_token_ids: frozenset[int] = frozenset(),
+        fingerprint: str | None = None,
+        support: IdArray | None = None,
+        max_slots: int = MAX_SLOTS,
+    ) -> None:
+        self._law = law
+        self._support = support
+        self._max_slots = max_slots
+        self._slots: dict[int, list[int]] = {}
+        self._next = 0
+        self._passes = 0
+        mark = fingerprint or hashlib.sha256(f"toy-{vocab_size}".encode()).hexdigest()
+        self._info = ModelInfo(
+            name=name,
+            vocab_size=vocab_size,
+            logits_width=vocab_size,
+            context_length=context_length,
+            fingerprint=mark,
+            dtype="float32",
+            deterministic=True,
+            eos_token_ids=eos_token_ids,
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def support(self) -> IdArray | None:
+        return self._support
+
+    @property
+    def passes(self) -> int:
+        return self._passes
+
+    @property
+    def open_slots(self) -> int:
+        """Slots in use; tests ask after cancelled requests."""
+        return len(self._slots)
+
+    def open(self) -> int:
+        if len(self._slots) >= self._max_slots:
+            raise EngineError(f"all {self._max_slots} slots are taken: close one first")
+        self._next += 1
+        self._slots[self._next] = []
+        return self._next
+
+    def close(self, slot: int) -> None:
+        self._ids(slot)
+        del self._slots[slot]
+
+    def tokens(self, slot: int) -> tuple[int, ...]:
+        return tuple(self._ids(slot))
+
+    def length(self, slot: int) -> int:
+        return len(self._ids(slot))
+
+    def truncate(self, slot: int, length: int) -> None:
+        ids = self._ids(slot)
+        if not 0 <= length <= len(ids):
+            raise SlotError(f"cannot cut slot {slot} of {len(ids)} tokens to {length}")
+        del ids[length:]
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        ids = self._ids(source)
+        if self._ids(target):
+            raise SlotError(f"slot {target} is not empty")
+        if not 0 <= length <= len(ids):
+            raise SlotError(f"slot {source} holds {len(ids)} tokens, not {length}")
+        self._slots[target] = ids[:length]
+
+    def forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
+        self._check(blocks)
+        self._passes += 1
+        return [self._append(block) for block in blocks]
+
+    def _check(self, blocks: Sequence[Block]) -> None:
+        if len({b.slot for b in blocks}) != len(blocks):
+            raise SlotError("one slot occurs twice in a forward")
+        for block in blocks:
+            length = len(self._ids(block.slot))
+            if block.start != length:
+                raise SlotError(f"slot {block.slot} holds {length} tokens, not {block.start}")
+            if any(not 0 <= t < self._info.vocab_size for t in block.tokens):
+                raise SlotError(f"ids must be in [0, {self._info.vocab_size})")
+            if length + len(block.tokens) > self._info.context_length:
+                raise ContextOverflowError(
+                    f"{length} + {len(block.tokens)} tokens exceed the context of "
+                    f"{self._info.context_length}"
+                )
+
+    def _append(self, block: Block) -> FloatRow:
+        ids = self._slots[block.slot]
+        ids.extend(block.tokens)
+        width = self._info.vocab_size if self._support is None else len(self._support)
+        rows = np.empty((block.rows, width), dtype=np.float32)
+        first = len(ids) - block.rows
+        for i in range(block.rows):
+            row = self._law(tuple(ids[: first + i + 1]))
+            rows[i] = row if self._support is None else row[self._support]
+        return rows
+
+    def _ids(self, slot: int) -> list[int]:
+        try:
+            return self._slots[slot]
+        except KeyError:
+            raise SlotError(f"no slot {slot}") from None

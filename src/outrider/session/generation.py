@@ -1,0 +1,168 @@
+"""One request's life on its committed side: judgements in, finished tokens and text out.
+
+Rules:
+
+* A token is committed once, in order, and never taken back (I2).
+* Ids, text, counters and cache claims are all cut at the first end event (I3, field case 01).
+* Counters speak of committed tokens only (field case 37): drafts behind an end were never
+  judged, so they are neither drafted nor accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from outrider.core.draft import Draft
+from outrider.core.sequence import SpeculativeSequence
+from outrider.core.stopping import StopRules, StopText
+from outrider.core.tokens import (
+    FinishReason,
+    Origin,
+    ParameterError,
+    SamplingParams,
+    TokenLogprob,
+)
+from outrider.session.verifier import Judgement
+
+
+class TextStream(Protocol):
+    """Ids to text, one at a time, never splitting a character (engines.tokenizer)."""
+
+    def push(self, token: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one round added: tokens for ever, and the text that may be shown."""
+
+    tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class Counters:
+    """Sums over rounds, of committed tokens only."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    """How many blocks had a judged draft at index i."""
+    accepted_at: list[int] = field(default_factory=list)
+    """How many blocks had their draft at index i accepted."""
+    near_ties: int = 0
+    residual: dict[str, int] = field(default_factory=dict)
+    """Rejections by the step of the residual dialogue that ended them."""
+
+    def add(self, judgement: Judgement, *, judged: int, accepted: int) -> None:
+        self.rounds += 1
+        self.drafted += judged
+        self.accepted += accepted
+        grow = judged - len(self.drafted_at)
+        self.drafted_at.extend([0] * grow)
+        self.accepted_at.extend([0] * grow)
+        for i in range(judged):
+            self.drafted_at[i] += 1
+            self.accepted_at[i] += i < accepted
+        self.near_ties += judgement.near_ties
+        if judgement.residual is not None:
+            name = judgement.residual.value
+            self.residual[name] = self.residual.get(name, 0) + 1
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted share of judged drafts; None when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+
+class Generation:
+    """State of one generation request between rounds."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        context_length: int,
+        eos: frozenset[int],
+        text: TextStream,
+    ) -> None:
+        """`context_length`: the target's window, in tokens; prompt and output share it."""
+        if not prompt:
+            raise ParameterError("prompt", "must not be empty")
+        room = context_length - len(prompt)
+        if room < 1:
+            raise ParameterError(
+                "prompt",
+                f"has {len(prompt)} tokens; the context of {context_length} leaves no room for an "
+                f"answer: shorten it to at most {context_length - 1} tokens",
+            )
+        self.params = params
+        self.sequence = SpeculativeSequence(prompt)
+        self.rules = StopRules.of(params, eos=eos, room=room)
+        self.counters = Counters()
+        self.finish: FinishReason | None = None
+        self._text = text
+        self._stops = StopText(params.stop)
+
+    @property
+    def tokens_left(self) -> int:
+        return 0 if self.finish else self.rules.limit - self.sequence.output_length
+
+    def draft_room(self, wanted: int) -> int:
+        """How many drafts are of use now: the target's own token takes the last place."""
+        return max(0, min(wanted, self.tokens_left - 1))
+
+    def apply(self, draft: Draft, judgement: Judgement) -> Step:
+        """Commit a judged block and look for the earliest end in it."""
+        if self.finish is not None:
+            raise ValueError("the generation has ended")
+        verdict = judgement.verdict
+        self.sequence.extend(draft.tokens)
+        fixed = self.sequence.commit(verdict)
+        before = self.sequence.output_length - len(fixed)
+        shown: list[str] = []
+        kept = 0
+        for token in fixed:
+            kept += 1
+            shown.append(self._advance(token, before + kept))
+            if self.finish is not None:
+                break
+        if self.finish is not None:
+            self.sequence.cut(before + kept)
+        # Of a block cut short only the drafts up to the cut were judged for this answer.
+        judged = (
+            min(verdict.drafted, kept)
+            if kept <= verdict.accepted
+            else min(verdict.drafted, verdict.accepted + 1)
+        )
+        self.counters.add(judgement, judged=judged, accepted=min(verdict.accepted, kept))
+        origins = (*[Origin.DRAFT] * verdict.accepted, verdict.origin)
+        return Step(
+            tokens=fixed[:kept],
+            origins=origins[:kept],
+            text="".join(shown),
+            logprobs=judgement.logprobs[:kept],
+            finish=self.finish,
+        )
+
+    def _advance(self, token: int, count: int) -> str:
+        """Text that token number `count` releases; sets `finish` when it is the last."""
+        end = self.rules.is_end(token)
+        delta = "" if end else self._text.push(token)
+        shown, stopped = self._stops.push(delta)
+        self.finish = self.rules.reason(token, count, stop_text=stopped)
+        if self.finish is None or stopped:
+            return shown
+        tail, stopped = self._stops.push(self._text.flush())
+        if stopped:
+            self.finish = FinishReason.STOP
+            return shown + tail
+        return shown + tail + self._stops.flush()

@@ -1,0 +1,130 @@
+"""Judges blocks of drafts for one request: rows of target logits in, a judgement out.
+
+Owns the request's sampling pipeline on the target's side and the history that penalties need.
+The history always equals the committed output: drafts are pushed only as they are accepted
+(field case 07: each row sees the counts of the drafts before it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core import rng
+from outrider.core.draft import Draft
+from outrider.core.rng import Purpose
+from outrider.core.sampling import Distribution, History, SamplingPipeline, token_logprob
+from outrider.core.tokens import Rule, SamplingParams, TokenLogprob, Verdict
+from outrider.core.verify import (
+    Rejection,
+    ResidualStep,
+    judge_ratio,
+    resolve_rejection,
+    verify_coupled,
+)
+
+_At = Callable[[int], Distribution]
+
+NEAR_TIE_NATS: Final = 0.1
+"""Default gap (nats of noisy log-score) below which a choice counts as a near-tie. Our default:
+bf16 logits of one position differ by more than this between batch shapes only now and then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A verdict with what else was learnt on the way."""
+
+    verdict: Verdict
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each committed token of the block, when asked for."""
+    near_ties: int = 0
+    residual: ResidualStep | None = None
+    """Which step of the residual dialogue produced the correction (ratio rule)."""
+
+
+class Verifier:
+    """One request's acceptance, block after block."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        rule: Rule,
+        *,
+        prompt: Sequence[int],
+        vocab_size: int,
+        end_ids: frozenset[int],
+        watch_ties: bool = False,
+        tie_nats: float = NEAR_TIE_NATS,
+    ) -> None:
+        self._params = params
+        self._rule = rule
+        self._watch_ties = watch_ties
+        self._tie_nats = tie_nats
+        self._pipeline = SamplingPipeline(
+            params, vocab_size=vocab_size, end_ids=end_ids, watch_ties=watch_ties
+        )
+        self.history = History(prompt)
+
+    def judge(self, draft: Draft, rows: npt.NDArray[np.float32], position: int) -> Judgement:
+        """Judge `draft` at absolute `position` by the target's rows, float32 [len(draft)+1, V].
+
+        Row i is the target's next-token logits given the committed prefix and drafts 0..i-1.
+        Afterwards the history includes the committed tokens.
+        """
+        if len(rows) != len(draft) + 1:
+            raise ValueError(f"{len(rows)} rows for a block of {len(draft)} drafts")
+        seen: list[Distribution] = []
+
+        def at(i: int) -> Distribution:
+            if i > 0:
+                self.history.push(draft.tokens[i - 1])
+            seen.append(self._pipeline.distribution(rows[i], self.history))
+            return seen[i]
+
+        verdict, residual = self._apply_rule(draft, at, seen, position)
+        self.history.push(verdict.token)
+        return Judgement(
+            verdict=verdict,
+            logprobs=self._logprobs(draft, verdict, rows),
+            near_ties=self._near_ties(seen, position),
+            residual=residual,
+        )
+
+    def _apply_rule(
+        self, draft: Draft, at: _At, seen: list[Distribution], position: int
+    ) -> tuple[Verdict, ResidualStep | None]:
+        seed = self._params.seed
+        if self._rule is Rule.COUPLED:
+            return verify_coupled(draft.tokens, at, seed=seed, position=position), None
+        outcome = judge_ratio(draft.tokens, draft.q, at, seed=seed, position=position)
+        if isinstance(outcome, Verdict):
+            return outcome, None
+        return self._corrected(draft, outcome, seen, position)
+
+    def _corrected(
+        self, draft: Draft, rejection: Rejection, seen: list[Distribution], position: int
+    ) -> tuple[Verdict, ResidualStep]:
+        i = rejection.position - position
+        token, step = resolve_rejection(rejection, seen[i], draft.rows[i], seed=self._params.seed)
+        return Verdict(drafted=len(draft), accepted=i, token=token), step
+
+    def _logprobs(
+        self, draft: Draft, verdict: Verdict, rows: npt.NDArray[np.float32]
+    ) -> tuple[TokenLogprob, ...]:
+        wanted = self._params.logprobs
+        if wanted is None:
+            return ()
+        fixed = (*draft.tokens[: verdict.accepted], verdict.token)
+        ids = self._pipeline.ids
+        return tuple(token_logprob(rows[i], ids, t, wanted) for i, t in enumerate(fixed))
+
+    def _near_ties(self, seen: Sequence[Distribution], position: int) -> int:
+        if not self._watch_ties:
+            return 0
+        keys = (rng.key(self._params.seed, Purpose.TOKEN, position + i) for i in range(len(seen)))
+        gaps = (d.margin(k, self._tie_nats) for d, k in zip(seen, keys, strict=True))
+        return sum(gap <= self._tie_nats for gap in gaps)
