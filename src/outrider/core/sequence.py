@@ -68,13 +68,23 @@ class SpeculativeSequence:
         if verdict.drafted > len(self._tail):
             raise ValueError(f"verdict on {verdict.drafted} drafts, {len(self._tail)} outstanding")
         fixed = (*self._tail[: verdict.accepted], verdict.token)
-        self._committed.extend(fixed)
-        rest = self._tail[verdict.accepted :]
-        if rest and rest[0] == verdict.token:
-            self._tail = rest[1:]
-        else:
-            self.rollback()
+        self.settle(fixed)
         return fixed
+
+    def settle(self, tokens: Iterable[int]) -> int:
+        """Commit `tokens` at `base`; how many of them the tail had drafted.
+
+        The tail goes on behind tokens that it drafted, and is dropped at the first other one.
+        """
+        matched = 0
+        for token in tokens:
+            if self._tail and self._tail[0] == token:
+                del self._tail[0]
+                matched += 1
+            else:
+                self.rollback()
+            self._committed.append(token)
+        return matched
 
     def rollback(self) -> int:
         """Drop the tail; how many ids were dropped. A new epoch begins if there were any."""
@@ -83,10 +93,3 @@ class SpeculativeSequence:
         if dropped:
             self.epoch += 1
         return dropped
-
-    def cut(self, output_length: int) -> None:
-        """Keep only the first `output_length` output ids: the request ended inside a block."""
-        if not 0 <= output_length <= self.output_length:
-            raise ValueError(f"cannot cut {self.output_length} output tokens to {output_length}")
-        del self._committed[self.prompt_length + output_length :]
-        self.rollback()

@@ -16,7 +16,7 @@ from outrider.core.tokens import FinishReason, ParameterError, Rule, SamplingPar
 from outrider.engines.base import Block, LanguageModel, plan_prefix
 from outrider.engines.drafters import Drafter, DraftSession
 from outrider.session.generation import Counters, Generation, Step, TextStream
-from outrider.session.verifier import Verifier
+from outrider.session.verifier import Judgement, Verifier
 
 MAX_DRAFT_LENGTH: Final = 64
 """Most drafts in a block: beyond this no acceptance rate makes the last one worth its row."""
@@ -327,6 +327,7 @@ class _Life:
         self.draft_s += drafted - began
         self.target_s += clock() - drafted
         judgement = self._verifier.judge(draft, rows, sequence.base)
+        assert isinstance(judgement, Judgement), "a co-located draft always brings its rows"
         step = self.generation.apply(draft, judgement)
         self._drop_unjudged()
         return step

@@ -125,31 +125,41 @@ class Generation:
         if self.finish is not None:
             raise ValueError("the generation has ended")
         verdict = judgement.verdict
-        self.sequence.extend(draft.tokens)
-        fixed = self.sequence.commit(verdict)
-        before = self.sequence.output_length - len(fixed)
+        fixed = (*draft.tokens[: verdict.accepted], verdict.token)
+        origins = (*[Origin.DRAFT] * verdict.accepted, verdict.origin)
+        step = self.commit(fixed, origins, judgement.logprobs)
+        kept = len(step.tokens)
+        # Of a block cut short only the drafts up to the cut were judged for this answer.
+        whole = min(verdict.drafted, verdict.accepted + 1)
+        judged = whole if kept > verdict.accepted else kept
+        self.counters.add(judgement, judged=judged, accepted=min(verdict.accepted, kept))
+        return step
+
+    def commit(
+        self,
+        tokens: Sequence[int],
+        origins: Sequence[Origin],
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> Step:
+        """Fix the next tokens of the answer, up to the earliest end among them."""
+        if self.finish is not None:
+            raise ValueError("the generation has ended")
+        before = self.sequence.output_length
         shown: list[str] = []
         kept = 0
-        for token in fixed:
+        for token in tokens:
             kept += 1
             shown.append(self._advance(token, before + kept))
             if self.finish is not None:
                 break
+        self.sequence.settle(tokens[:kept])
         if self.finish is not None:
-            self.sequence.cut(before + kept)
-        # Of a block cut short only the drafts up to the cut were judged for this answer.
-        judged = (
-            min(verdict.drafted, kept)
-            if kept <= verdict.accepted
-            else min(verdict.drafted, verdict.accepted + 1)
-        )
-        self.counters.add(judgement, judged=judged, accepted=min(verdict.accepted, kept))
-        origins = (*[Origin.DRAFT] * verdict.accepted, verdict.origin)
+            self.sequence.rollback()
         return Step(
-            tokens=fixed[:kept],
-            origins=origins[:kept],
+            tokens=tuple(tokens[:kept]),
+            origins=tuple(origins[:kept]),
             text="".join(shown),
-            logprobs=judgement.logprobs[:kept],
+            logprobs=tuple(logprobs[:kept]),
             finish=self.finish,
         )
 

@@ -7,7 +7,7 @@ The history always equals the committed output: drafts are pushed only as they a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,8 +27,6 @@ from outrider.core.verify import (
     verify_coupled,
 )
 
-_At = Callable[[int], Distribution]
-
 NEAR_TIE_NATS: Final = 0.1
 """Default gap (nats of noisy log-score) below which a choice counts as a near-tie. Our default:
 bf16 logits of one position differ by more than this between batch shapes only now and then."""
@@ -44,6 +42,26 @@ class Judgement:
     near_ties: int = 0
     residual: ResidualStep | None = None
     """Which step of the residual dialogue produced the correction (ratio rule)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRejection:
+    """A rejection whose residual cannot be drawn here, because q is at the other side."""
+
+    rejection: Rejection
+    drafted: int
+    accepted: int
+    p: Distribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """The block under judgement."""
+
+    draft: Draft
+    rows: npt.NDArray[np.float32]
+    seen: list[Distribution]
+    position: int
 
 
 class Verifier:
@@ -68,11 +86,16 @@ class Verifier:
             params, vocab_size=vocab_size, end_ids=end_ids, watch_ties=watch_ties
         )
         self.history = History(prompt)
+        self._block: _Block | None = None
 
-    def judge(self, draft: Draft, rows: npt.NDArray[np.float32], position: int) -> Judgement:
+    def judge(
+        self, draft: Draft, rows: npt.NDArray[np.float32], position: int
+    ) -> Judgement | OpenRejection:
         """Judge `draft` at absolute `position` by the target's rows, float32 [len(draft)+1, V].
 
         Row i is the target's next-token logits given the committed prefix and drafts 0..i-1.
+        Under the ratio rule a rejection needs q: with `draft.rows` it is resolved here, without
+        them the answer is an OpenRejection and `settle` ends it once the token is known.
         Afterwards the history includes the committed tokens.
         """
         if len(rows) != len(draft) + 1:
@@ -85,32 +108,32 @@ class Verifier:
             seen.append(self._pipeline.distribution(rows[i], self.history))
             return seen[i]
 
-        verdict, residual = self._apply_rule(draft, at, seen, position)
+        self._block = _Block(draft=draft, rows=rows, seen=seen, position=position)
+        seed = self._params.seed
+        if self._rule is Rule.COUPLED:
+            return self.settle(verify_coupled(draft.tokens, at, seed=seed, position=position))
+        outcome = judge_ratio(draft.tokens, draft.q, at, seed=seed, position=position)
+        if isinstance(outcome, Verdict):
+            return self.settle(outcome)
+        i = outcome.position - position
+        if not draft.rows:
+            return OpenRejection(rejection=outcome, drafted=len(draft), accepted=i, p=seen[i])
+        token, step = resolve_rejection(outcome, seen[i], draft.rows[i], seed=seed)
+        return self.settle(Verdict(drafted=len(draft), accepted=i, token=token), step)
+
+    def settle(self, verdict: Verdict, residual: ResidualStep | None = None) -> Judgement:
+        """The block's verdict is known: push its token and say what was learnt."""
+        block = self._block
+        if block is None:
+            raise ValueError("no block is being judged")
+        self._block = None
         self.history.push(verdict.token)
         return Judgement(
             verdict=verdict,
-            logprobs=self._logprobs(draft, verdict, rows),
-            near_ties=self._near_ties(seen, position),
+            logprobs=self._logprobs(block.draft, verdict, block.rows),
+            near_ties=self._near_ties(block.seen, block.position),
             residual=residual,
         )
-
-    def _apply_rule(
-        self, draft: Draft, at: _At, seen: list[Distribution], position: int
-    ) -> tuple[Verdict, ResidualStep | None]:
-        seed = self._params.seed
-        if self._rule is Rule.COUPLED:
-            return verify_coupled(draft.tokens, at, seed=seed, position=position), None
-        outcome = judge_ratio(draft.tokens, draft.q, at, seed=seed, position=position)
-        if isinstance(outcome, Verdict):
-            return outcome, None
-        return self._corrected(draft, outcome, seen, position)
-
-    def _corrected(
-        self, draft: Draft, rejection: Rejection, seen: list[Distribution], position: int
-    ) -> tuple[Verdict, ResidualStep]:
-        i = rejection.position - position
-        token, step = resolve_rejection(rejection, seen[i], draft.rows[i], seed=self._params.seed)
-        return Verdict(drafted=len(draft), accepted=i, token=token), step
 
     def _logprobs(
         self, draft: Draft, verdict: Verdict, rows: npt.NDArray[np.float32]

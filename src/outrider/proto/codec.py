@@ -1,0 +1,319 @@
+"""Messages to frames and back. One WebSocket binary message is one frame.
+
+The first byte is the kind. Cold kinds are followed by a MessagePack map; hot kinds are packed:
+
+    varint   unsigned LEB128: 7 bits a byte, low bits first, high bit = more follows
+    DRAFT    kind session epoch start flags count id*          (+ count float64 if flags & 1)
+    VERDICT  kind session epoch start drafted accepted id queue step
+    TOKENS   kind session start queue step count id*
+    PROPOSALS kind session epoch start drafted accepted first queue step count (id float64)*
+    CORRECT  kind session position tag value      tag 0: value = token; tag 1: value = have
+    ROW      kind session position count ids weights            (int32*, float32*, little-endian)
+
+session, epoch, start, ... are varints; floats are IEEE 754 little-endian. queue and step are
+microseconds. A decoder checks every count against the bytes that are really there before it
+allocates, and every id against the limits (I5, I7; field cases 29, 30).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final, NoReturn, get_args
+
+import msgspec
+
+from outrider.proto.errors import LocalError, RemoteError
+from outrider.proto.messages import (
+    Cancel,
+    Code,
+    Correct,
+    Done,
+    Draft,
+    Error,
+    GoAway,
+    Hello,
+    Load,
+    Logprobs,
+    Message,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    Proposals,
+    Resume,
+    Row,
+    Tokens,
+    Verdict,
+)
+
+MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
+"""Largest frame: a full row of a 262,144-id vocabulary is 2 MiB, a million-id prompt 4 MiB."""
+MAX_VARINT_BYTES: Final = 5
+"""Varints hold at most 35 bits; ids, positions and microseconds need 32."""
+MAX_VALUE: Final = 2**32 - 1
+MAX_BLOCK: Final = 1024
+"""Most ids in one hot frame: far above any window, small enough to refuse nonsense."""
+
+K_COLD: Final = 0x10
+K_DRAFT: Final = 0x20
+K_VERDICT: Final = 0x21
+K_TOKENS: Final = 0x22
+K_PROPOSALS: Final = 0x23
+K_CORRECT: Final = 0x24
+K_ROW: Final = 0x25
+_HAS_Q: Final = 1
+_MAX_LOAD_US: Final = MAX_VALUE
+
+_Cold = Hello | Open | Resume | Opened | Done | Error | Cancel | GoAway | Ping | Pong | Logprobs
+_COLD: Final = msgspec.msgpack.Decoder(_Cold)
+_COLD_TYPES: Final = get_args(_Cold)
+
+
+def _malformed(what: str) -> NoReturn:
+    raise RemoteError(Code.MALFORMED, what)
+
+
+class _Writer:
+    __slots__ = ("data",)
+
+    def __init__(self, kind: int) -> None:
+        self.data = bytearray((kind,))
+
+    def varint(self, *values: int) -> None:
+        for value in values:
+            if not 0 <= value <= MAX_VALUE:
+                raise LocalError(f"{value} does not fit a varint")
+            rest = value
+            while rest > 0x7F:
+                self.data.append(rest & 0x7F | 0x80)
+                rest >>= 7
+            self.data.append(rest)
+
+    def doubles(self, values: tuple[float, ...]) -> None:
+        self.data += struct.pack(f"<{len(values)}d", *values)
+
+    def load(self, load: Load) -> None:
+        self.varint(min(load.queue_us, _MAX_LOAD_US), min(load.step_us, _MAX_LOAD_US))
+
+
+class _Reader:
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 1
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._at
+
+    def varint(self) -> int:
+        value = shift = 0
+        for _ in range(MAX_VARINT_BYTES):
+            if self._at >= len(self._data):
+                _malformed("the frame ends inside a number")
+            byte = self._data[self._at]
+            self._at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if value > MAX_VALUE:
+                    _malformed("a number above 2**32")
+                return value
+            shift += 7
+        _malformed("a number of more than five bytes")
+
+    def count(self, each: int) -> int:
+        """A count of things of at least `each` bytes, checked against what is left."""
+        count = self.varint()
+        if count > MAX_BLOCK:
+            raise RemoteError(Code.TOO_LARGE, f"{count} entries in one frame, at most {MAX_BLOCK}")
+        if count * each > self.left:
+            _malformed(f"{count} entries announced, {self.left} bytes left")
+        return count
+
+    def ids(self, count: int) -> tuple[int, ...]:
+        return tuple(self.varint() for _ in range(count))
+
+    def doubles(self, count: int) -> tuple[float, ...]:
+        raw = self.take(8 * count)
+        return struct.unpack(f"<{count}d", raw)
+
+    def take(self, size: int) -> bytes:
+        if size > self.left:
+            _malformed(f"{size} bytes announced, {self.left} left")
+        raw = self._data[self._at : self._at + size]
+        self._at += size
+        return raw
+
+    def load(self) -> Load:
+        return Load(queue_us=self.varint(), step_us=self.varint())
+
+    def end(self) -> None:
+        if self.left:
+            _malformed(f"{self.left} bytes behind the end of the message")
+
+
+def encode(message: Message) -> bytes:
+    """One message as one frame."""
+    if isinstance(message, _COLD_TYPES):
+        return bytes((K_COLD,)) + msgspec.msgpack.encode(message)
+    writer = _PACKERS[type(message)](message)
+    return bytes(writer.data)
+
+
+def decode(frame: bytes) -> Message:
+    """One frame as one message. Raises RemoteError (MALFORMED, TOO_LARGE), nothing else."""
+    if len(frame) > MAX_FRAME_BYTES:
+        raise RemoteError(Code.TOO_LARGE, f"frame of {len(frame)} bytes")
+    if not frame:
+        _malformed("empty frame")
+    if frame[0] == K_COLD:
+        return _decode_cold(frame)
+    unpack = _UNPACKERS.get(frame[0])
+    if unpack is None:
+        _malformed(f"unknown kind 0x{frame[0]:02x}")
+    reader = _Reader(frame)
+    message = unpack(reader)
+    reader.end()
+    return message
+
+
+def _decode_cold(frame: bytes) -> Message:
+    try:
+        return _COLD.decode(memoryview(frame)[1:])
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        # The library's text names fields and types, never the values a user sent.
+        raise RemoteError(Code.MALFORMED, f"control message: {error}") from None
+
+
+def _pack_draft(m: Draft) -> _Writer:
+    if m.q and len(m.q) != len(m.tokens):
+        raise LocalError("as many probabilities as drafts")
+    w = _Writer(K_DRAFT)
+    w.varint(m.session, m.epoch, m.start, _HAS_Q if m.q else 0, len(m.tokens), *m.tokens)
+    w.doubles(m.q)
+    return w
+
+
+def _unpack_draft(r: _Reader) -> Draft:
+    session, epoch, start, flags = r.varint(), r.varint(), r.varint(), r.varint()
+    if flags not in (0, _HAS_Q):
+        _malformed(f"unknown draft flags {flags}")
+    count = r.count(9 if flags else 1)
+    tokens = r.ids(count)
+    q = r.doubles(count) if flags else ()
+    return Draft(session=session, epoch=epoch, start=start, tokens=tokens, q=q)
+
+
+def _pack_verdict(m: Verdict) -> _Writer:
+    w = _Writer(K_VERDICT)
+    w.varint(m.session, m.epoch, m.start, m.drafted, m.accepted, m.token)
+    w.load(m.load)
+    return w
+
+
+def _unpack_verdict(r: _Reader) -> Verdict:
+    session, epoch, start, drafted, accepted, token = (r.varint() for _ in range(6))
+    if accepted > drafted:
+        _malformed("more drafts accepted than judged")
+    return Verdict(
+        session=session,
+        epoch=epoch,
+        start=start,
+        drafted=drafted,
+        accepted=accepted,
+        token=token,
+        load=r.load(),
+    )
+
+
+def _pack_tokens(m: Tokens) -> _Writer:
+    w = _Writer(K_TOKENS)
+    w.varint(m.session, m.start)
+    w.load(m.load)
+    w.varint(len(m.tokens), *m.tokens)
+    return w
+
+
+def _unpack_tokens(r: _Reader) -> Tokens:
+    session, start = r.varint(), r.varint()
+    load = r.load()
+    return Tokens(session=session, start=start, load=load, tokens=r.ids(r.count(1)))
+
+
+def _pack_proposals(m: Proposals) -> _Writer:
+    w = _Writer(K_PROPOSALS)
+    w.varint(m.session, m.epoch, m.start, m.drafted, m.accepted, m.first)
+    w.load(m.load)
+    w.varint(len(m.tokens), *m.tokens)
+    w.doubles(m.p)
+    return w
+
+
+def _unpack_proposals(r: _Reader) -> Proposals:
+    session, epoch, start, drafted, accepted, first = (r.varint() for _ in range(6))
+    load = r.load()
+    count = r.count(9)
+    tokens = r.ids(count)
+    return Proposals(
+        session=session,
+        epoch=epoch,
+        start=start,
+        drafted=drafted,
+        accepted=accepted,
+        first=first,
+        load=load,
+        tokens=tokens,
+        p=r.doubles(count),
+    )
+
+
+def _pack_correct(m: Correct) -> _Writer:
+    w = _Writer(K_CORRECT)
+    more = m.token is None
+    w.varint(m.session, m.position, int(more), m.have if m.token is None else m.token)
+    return w
+
+
+def _unpack_correct(r: _Reader) -> Correct:
+    session, position, tag, value = (r.varint() for _ in range(4))
+    if tag == 0:
+        return Correct(session=session, position=position, token=value)
+    if tag == 1:
+        return Correct(session=session, position=position, have=value)
+    _malformed(f"unknown correction tag {tag}")
+
+
+def _pack_row(m: Row) -> _Writer:
+    if len(m.ids) != len(m.weights) or len(m.ids) % 4:
+        raise LocalError("ids and weights must be aligned 4-byte arrays")
+    w = _Writer(K_ROW)
+    w.varint(m.session, m.position, len(m.ids) // 4)
+    w.data += m.ids
+    w.data += m.weights
+    return w
+
+
+def _unpack_row(r: _Reader) -> Row:
+    session, position, count = (r.varint() for _ in range(3))
+    ids = r.take(4 * count)
+    return Row(session=session, position=position, ids=ids, weights=r.take(4 * count))
+
+
+_PACKERS: Final[dict[type, Callable[..., _Writer]]] = {
+    Draft: _pack_draft,
+    Verdict: _pack_verdict,
+    Tokens: _pack_tokens,
+    Proposals: _pack_proposals,
+    Correct: _pack_correct,
+    Row: _pack_row,
+}
+_UNPACKERS: Final[dict[int, Callable[[_Reader], Message]]] = {
+    K_DRAFT: _unpack_draft,
+    K_VERDICT: _unpack_verdict,
+    K_TOKENS: _unpack_tokens,
+    K_PROPOSALS: _unpack_proposals,
+    K_CORRECT: _unpack_correct,
+    K_ROW: _unpack_row,
+}

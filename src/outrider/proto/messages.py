@@ -1,0 +1,297 @@
+"""Every message of the wire, as a frozen value. `Message` is their closed union.
+
+Cold messages (a handful per connection or session) travel as MessagePack maps; hot ones (every
+round) are packed by hand, see `codec`. Positions are absolute in the request, the prompt
+counts. `session` is a small number chosen by the edge, unique on its connection while open.
+
+Draft chains. All drafts of one `epoch` form one chain: consecutive positions, each drafted on
+top of the ones before it. The edge begins a new epoch whenever it rolls back. The cloud judges
+a chain while it agrees with what is committed; at the first difference the chain is dead and
+every later frame of that epoch is dropped. So a late or repeated frame can cost time, never a
+wrong token.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+"""Version spoken here. Peers agree on the highest they share (HELLO lists them)."""
+
+
+class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the cold messages: named fields on the wire, unknown fields refused."""
+
+
+class Limits(Frozen, frozen=True, kw_only=True):
+    """What a peer is ready to hold (I7). The smaller of both sides holds."""
+
+    frame_bytes: int
+    """Largest frame accepted, in bytes."""
+    window: int
+    """Most unjudged drafts in a session."""
+    sessions: int
+    """Most open sessions on one connection."""
+    prompt_tokens: int
+    """Longest prompt plus committed output that OPEN may carry."""
+
+
+class Hello(Frozen, tag="hello", frozen=True, kw_only=True):
+    """First message, both ways."""
+
+    versions: tuple[int, ...]
+    role: str
+    """'edge' or 'cloud'."""
+    agent: str
+    """Name and version of the software, for logs."""
+    fingerprint: str
+    """Content hash of the tokenizer; different hashes never open a session (field case 12)."""
+    vocab_size: int
+    logits_width: int
+    context_length: int
+    limits: Limits
+    rules: tuple[str, ...]
+    """Acceptance rules spoken."""
+    deterministic: bool = False
+    """Cloud: same request, same ids to the bit, whatever the batch (I9)."""
+    model: str = ""
+    """Display name; never compared."""
+
+
+class Sampling(Frozen, frozen=True, kw_only=True):
+    """core.tokens.SamplingParams on the wire, field by field."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: dict[int, float]
+    max_tokens: int
+    min_tokens: int
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    logprobs: int | None
+    seed: int
+
+
+class Open(Frozen, tag="open", frozen=True, kw_only=True):
+    """Begin a session, or rebuild one anywhere from its committed tokens (I4)."""
+
+    session: int
+    uid: bytes
+    """16 random bytes: names the session across connections."""
+    prompt: tuple[int, ...]
+    committed: tuple[int, ...] = ()
+    """Output tokens already fixed; the cloud goes on behind them."""
+    sampling: Sampling
+    rule: str
+    step: str
+    """Cloud step policy: 'wait' or 'step' (free-run)."""
+    take: str = "all"
+    """'all': judge every pending draft at once; 'best': as many as pay."""
+
+
+class Resume(Frozen, tag="resume", frozen=True, kw_only=True):
+    """Go on with a session the cloud may still hold."""
+
+    session: int
+    uid: bytes
+    base: int
+    """Position behind the edge's last committed token."""
+    digest: bytes
+    """Digest of the committed prefix [0, base) (`proto.digest`)."""
+
+
+class Opened(Frozen, tag="opened", frozen=True, kw_only=True):
+    """Answer to OPEN and RESUME: the session runs and the cloud's prefix ends at `base`."""
+
+    session: int
+    base: int
+
+
+class Done(Frozen, tag="done", frozen=True, kw_only=True):
+    """The answer is complete; the session is closed on the cloud's side."""
+
+    session: int
+    reason: str
+    """'stop' or 'length'."""
+    output_tokens: int
+    digest: bytes
+    """Digest of the whole committed sequence: both sides must agree (I10)."""
+
+
+class Code(enum.StrEnum):
+    """Error codes. A code is a contract; the text beside it is for people."""
+
+    UNAUTHORIZED = "unauthorized"
+    VERSION = "version"
+    VOCABULARY = "vocabulary"
+    MALFORMED = "malformed"
+    TOO_LARGE = "too-large"
+    STATE = "state"
+    """A message the state table does not allow here."""
+    PARAMETER = "parameter"
+    CONTEXT = "context"
+    DUPLICATE = "duplicate-session"
+    UNKNOWN = "unknown-session"
+    DIGEST = "digest"
+    """RESUME with a prefix that is not the cloud's."""
+    BUSY = "busy"
+    """At a limit: try again later, or elsewhere."""
+    DRAINING = "draining"
+    ENGINE = "engine"
+    INTERNAL = "internal"
+
+
+class Error(Frozen, tag="error", frozen=True, kw_only=True):
+    """Something was refused. session None: the whole connection ends."""
+
+    code: Code
+    message: str
+    session: int | None = None
+
+
+class Cancel(Frozen, tag="cancel", frozen=True, kw_only=True):
+    """The edge gives a session up; the cloud frees it and answers nothing."""
+
+    session: int
+
+
+class GoAway(Frozen, tag="goaway", frozen=True, kw_only=True):
+    """The cloud drains: running sessions finish, new ones go elsewhere."""
+
+    message: str = ""
+
+
+class Ping(Frozen, tag="ping", frozen=True, kw_only=True):
+    """Heartbeat with the sender's clock, echoed back."""
+
+    stamp: float
+
+
+class Pong(Frozen, tag="pong", frozen=True, kw_only=True):
+    stamp: float
+
+
+class Logprobs(Frozen, tag="logprobs", frozen=True, kw_only=True):
+    """Cloud to edge, only when OPEN asked: sent before the frame that commits the tokens."""
+
+    session: int
+    start: int
+    entries: tuple[tuple[int, float, tuple[tuple[int, float], ...]], ...]
+    """(token, log-probability, alternatives best first) of positions start, start+1, ..."""
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """Edge to cloud: drafts for positions start, start+1, ... of chain `epoch`.
+
+    No tokens: the edge has no guess and asks for one step of the target alone.
+    """
+
+    session: int
+    epoch: int
+    start: int
+    tokens: tuple[int, ...]
+    q: tuple[float, ...] = ()
+    """Ratio rule: the probability each token was drawn with, float64, exactly."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cloud spent on a block, so that the edge can split its round trip."""
+
+    queue_us: int = 0
+    """Microseconds between the block being ready and its forward starting."""
+    step_us: int = 0
+    """Microseconds of the forward."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Cloud to edge: the first `accepted` of `drafted` judged drafts of chain `epoch` stand at
+    positions start..., then the target's own `token`."""
+
+    session: int
+    epoch: int
+    start: int
+    drafted: int
+    accepted: int
+    token: int
+    load: Load = Load()
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Cloud to edge: committed tokens that needed no draft (free-run, replay after RESUME)."""
+
+    session: int
+    start: int
+    tokens: tuple[int, ...]
+    load: Load = Load()
+
+
+class Proposals(msgspec.Struct, frozen=True, kw_only=True):
+    """Cloud to edge, ratio rule: draft number `accepted` was rejected; fresh draws from p.
+
+    The position asked about is start + accepted. `first` counts proposals of this rejection
+    sent before, so that a repeated reply is recognised.
+    """
+
+    session: int
+    epoch: int
+    start: int
+    drafted: int
+    accepted: int
+    first: int
+    tokens: tuple[int, ...]
+    p: tuple[float, ...]
+    load: Load = Load()
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Cloud to edge, the last resort of the residual dialogue: p itself, filters applied.
+
+    `ids` ascending, `weights` the float32 log-weights aligned with them, as raw bytes: the edge
+    rebuilds the very distribution the cloud holds. Counted, because it breaks I6's common path.
+    """
+
+    session: int
+    position: int
+    ids: bytes
+    """Little-endian int32."""
+    weights: bytes
+    """Little-endian float32."""
+
+
+class Correct(msgspec.Struct, frozen=True, kw_only=True):
+    """Edge to cloud: the token chosen from the residual at `position`, or a call for more."""
+
+    session: int
+    position: int
+    token: int | None = None
+    have: int = 0
+    """Without a token: proposals judged so far. The cloud sends the next batch, then the row."""
+
+
+Message = (
+    Hello
+    | Open
+    | Resume
+    | Opened
+    | Done
+    | Error
+    | Cancel
+    | GoAway
+    | Ping
+    | Pong
+    | Logprobs
+    | Draft
+    | Verdict
+    | Tokens
+    | Proposals
+    | Row
+    | Correct
+)
