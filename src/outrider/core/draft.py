@@ -12,7 +12,8 @@ class Draft:
     """Drafted ids for consecutive positions.
 
     `q[i]` is the very probability `tokens[i]` was drawn with and `rows[i]` the distribution it
-    came from; both are empty when the rule needs neither (coupled). Rows stay at the edge.
+    came from; both are empty when the rule needs neither (coupled). Rows stay at the edge, so a
+    draft that came over the wire has q without rows.
     """
 
     tokens: tuple[int, ...] = ()
@@ -20,7 +21,7 @@ class Draft:
     rows: tuple[Distribution, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.q) != len(self.rows) or (self.q and len(self.q) != len(self.tokens)):
+        if any(part and len(part) != len(self.tokens) for part in (self.q, self.rows)):
             raise ValueError(
                 f"{len(self.tokens)} tokens, {len(self.q)} probabilities, {len(self.rows)} rows"
             )

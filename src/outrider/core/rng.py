@@ -8,8 +8,9 @@ the same integers in torch.
 Construction, all arithmetic modulo 2**64, `mix` the finaliser of SplitMix64 (Steele, Lea,
 Flood, OOPSLA 2014; constants of Stafford's Mix13):
 
-    key(seed, purpose, position) = mix(mix(seed + purpose*GOLDEN) + (position + 1)*GOLDEN)
-    x(key, token)                = mix(key + (token + 1)*GOLDEN)
+    key(seed, purpose, position, index)
+                  = mix(mix(seed + (purpose + 256*index)*GOLDEN) + (position + 1)*GOLDEN)
+    x(key, token) = mix(key + (token + 1)*GOLDEN)
 
 so the integers of one position are the SplitMix64 stream seeded with its key, one per token
 id. The noise of a token is the standard exponential
@@ -73,7 +74,7 @@ def key(seed: int, purpose: Purpose, position: int, index: int = 0) -> int:
 
 
 def uniform(seed: int, purpose: Purpose, position: int, index: int = 0) -> float:
-    """One uniform in (0, 1): the value of token id 0 under the draw's key."""
+    """One uniform in (0, 1): the v of token id 0 under the draw's key."""
     x = mix((key(seed, purpose, position, index) + GOLDEN) & MASK)
     return ((x >> 12) + 0.5) * 2.0**-52
 
@@ -103,6 +104,42 @@ def integers(draw_key: int, offsets: U64Array) -> U64Array:
     np.right_shift(z, np.uint64(31), out=t)
     np.bitwise_xor(z, t, out=z)
     return z
+
+
+class Scratch:
+    """Memory for draws over rows of one width: a draw then allocates nothing of that size.
+
+    Holds nothing between calls. One thread at a time.
+    """
+
+    __slots__ = ("x", "y")
+
+    def __init__(self, width: int) -> None:
+        self.x = np.empty(width, dtype=np.uint64)
+        self.y = np.empty(width, dtype=np.uint64)
+
+
+def rough_integers(draw_key: int, offsets: U64Array, scratch: Scratch) -> U64Array:
+    """`integers` without the last xorshift of `mix`, in the scratch's memory.
+
+    That step changes the lower 33 bits only. The upper 31 are enough to tell that most ids
+    cannot win a draw, and leaving it out saves a quarter of the time.
+    """
+    z, t = scratch.x, scratch.y
+    np.add(offsets, np.uint64(draw_key), out=z)
+    np.right_shift(z, np.uint64(30), out=t)
+    np.bitwise_xor(z, t, out=z)
+    np.multiply(z, np.uint64(_M1), out=z)
+    np.right_shift(z, np.uint64(27), out=t)
+    np.bitwise_xor(z, t, out=z)
+    np.multiply(z, np.uint64(_M2), out=z)
+    return z
+
+
+def rough_limit(v: float) -> np.uint64:
+    """No id whose rough integer is larger has a uniform of `v` or less."""
+    cells = min(int(v * (1 << 31)) + 2, 1 << 31)  # one for rounding, one for the cell v lies in
+    return np.uint64((cells << 33) - 1)
 
 
 def exponentials(x: U64Array) -> F64Array:

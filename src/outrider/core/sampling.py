@@ -16,7 +16,6 @@ Temperature 0 is the limit T -> 0: after the same filters the whole mass is on t
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -30,29 +29,38 @@ FloatRow = npt.NDArray[np.float32]
 IdArray = npt.NDArray[np.int64]
 F64Array = npt.NDArray[np.float64]
 
-_SLACK: Final = np.float32(1.0 + 1e-5)
-"""Relative slack of the float32 pre-selection in `Distribution.draw`; its own rounding error is
-below 1e-6, and a wider margin only adds candidates that float64 then decides."""
 GREEDY_BELOW: Final = 1e-5
 """Temperatures up to this are the limit T -> 0: dividing by less overflows float32."""
-_MAX_EXPONENT: Final = np.float32(87.0)
-"""exp() of more overflows float32. A token 87 nats below the best could win only against odds
-of e**-87; clipping keeps it among the candidates instead of making it infinite."""
+_NEAR_NATS: Final = 7.0
+"""`Distribution.draw` looks at ids this close to the likeliest one by one, and at the others only
+when their noise is small enough to make up for it. Any value is exact; 7 is fast on real rows."""
+_FEW: Final = 64
+"""Up to so many ids are simply decided in float64: ruling some out first would cost more."""
+
+
+class RowError(ValueError):
+    """A row of logits that nothing can be drawn from: NaN, +inf, or -inf everywhere."""
 
 
 class History:
     """Which ids a request has seen: the prompt's set, and counts of the output.
 
-    `push` and `pop` follow drafted tokens; the pipeline only reads. When a request uses no
-    penalty the counters are still exact, since `len` is the output length that min_tokens needs.
+    `push` and `pop` follow drafted tokens; the pipeline only reads. Each costs the same however
+    long the history is, and the views for the penalties are ready at any time.
     """
 
-    __slots__ = ("_output", "counts", "prompt")
+    __slots__ = ("_distinct", "_fresh", "_index", "_output", "_prompt_ids", "_times", "prompt")
 
     def __init__(self, prompt: Iterable[int], output: Iterable[int] = ()) -> None:
         self.prompt: frozenset[int] = frozenset(prompt)
+        self._prompt_ids: IdArray = np.array(sorted(self.prompt), dtype=np.int64)
         self._output: list[int] = []
-        self.counts: Counter[int] = Counter()
+        # Distinct output ids in order of first occurrence, with what the penalties need. An id
+        # whose count falls to zero by popping was the last to come, so rows 0..n-1 stay dense.
+        self._index: dict[int, int] = {}
+        self._distinct: IdArray = np.empty(64, dtype=np.int64)
+        self._times: FloatRow = np.empty(64, dtype=np.float32)
+        self._fresh: npt.NDArray[np.bool_] = np.empty(64, dtype=np.bool_)
         for token in output:
             self.push(token)
 
@@ -63,15 +71,48 @@ class History:
     def output(self) -> tuple[int, ...]:
         return tuple(self._output)
 
+    @property
+    def distinct(self) -> IdArray:
+        """Distinct ids of the output. A view, valid until the next push or pop."""
+        return self._distinct[: len(self._index)]
+
+    @property
+    def times(self) -> FloatRow:
+        """How often each id of `distinct` occurs. A view as well."""
+        return self._times[: len(self._index)]
+
+    @property
+    def seen(self) -> IdArray:
+        """Distinct ids of prompt and output."""
+        fresh = self.distinct[self._fresh[: len(self._index)]]
+        ids: IdArray = np.concatenate([self._prompt_ids, fresh])
+        return ids
+
     def push(self, token: int) -> None:
         self._output.append(token)
-        self.counts[token] += 1
+        i = self._index.get(token)
+        if i is not None:
+            self._times[i] += 1
+            return
+        i = len(self._index)
+        if i == len(self._distinct):
+            self._grow()
+        self._index[token] = i
+        self._distinct[i] = token
+        self._times[i] = 1
+        self._fresh[i] = token not in self.prompt
+
+    def _grow(self) -> None:
+        self._distinct = np.concatenate([self._distinct, np.empty_like(self._distinct)])
+        self._times = np.concatenate([self._times, np.empty_like(self._times)])
+        self._fresh = np.concatenate([self._fresh, np.empty_like(self._fresh)])
 
     def pop(self) -> int:
         token = self._output.pop()
-        self.counts[token] -= 1
-        if not self.counts[token]:
-            del self.counts[token]
+        i = self._index[token]
+        self._times[i] -= 1
+        if not self._times[i]:
+            del self._index[token]
         return token
 
     def truncate(self, length: int) -> None:
@@ -87,19 +128,27 @@ class Distribution:
     the temperature (float32 [n], not normalised, all finite except -inf for impossible ids).
     """
 
-    __slots__ = ("_log_total", "_offsets", "gap", "ids", "top", "weights")
+    __slots__ = ("_likeliest", "_log_total", "_offsets", "_scratch", "gap", "ids", "top", "weights")
 
     def __init__(
-        self, ids: IdArray, weights: FloatRow, offsets: rng.U64Array, gap: float = math.inf
+        self,
+        ids: IdArray,
+        weights: FloatRow,
+        offsets: rng.U64Array,
+        *,
+        gap: float = math.inf,
+        scratch: rng.Scratch | None = None,
     ) -> None:
+        """`offsets`: rng.token_offsets(ids). `scratch`: memory of this width, lent for draws."""
         self.ids = ids
         self.weights = weights
         self.gap = gap
         """At temperature 0: logits between the chosen id and the runner-up (inf: not asked)."""
-        self.top = np.float32(weights.max())
-        if not np.isfinite(self.top):
-            raise ValueError("no token has a finite logit: the row cannot be sampled")
+        self._likeliest = int(weights.argmax())
+        self.top = np.float32(weights[self._likeliest])
+        _check_top(self.top)
         self._offsets = offsets
+        self._scratch = scratch
         self._log_total: float | None = None
 
     @property
@@ -134,19 +183,17 @@ class Distribution:
 
     def likeliest(self) -> int:
         """The most likely id; the lowest one on a tie."""
-        return int(self.ids[int(self.weights.argmax())])
+        return int(self.ids[self._likeliest])
 
     def draw(self, draw_key: int) -> int:
-        """argmin E/p over the candidates with the noise of `draw_key` (core.rng).
-
-        The law of the result is exactly this distribution. -log1p(-v) >= v for v in (0, 1), so
-        v/p bounds E/p from below: one float32 pass finds all ids that can still win, and only
-        those are decided in float64. The result is the float64 argmin over all ids.
-        """
+        """argmin E/p over the candidates with the noise of `draw_key` (core.rng), in float64;
+        among equal scores the lower id. The law of the result is exactly this distribution."""
         if len(self.ids) == 1:
             return int(self.ids[0])
-        found, scores = self._contenders(draw_key, 0.0)
-        return int(self.ids[found[int(scores.argmin())]])
+        found = self._contenders(draw_key, 0.0)
+        if len(found) > 1:
+            found = found[[int(self._scores(draw_key, found).argmin())]]
+        return int(self.ids[found[0]])
 
     def margin(self, draw_key: int, tolerance: float) -> float:
         """Gap in nats between the two best noisy log-scores; inf when above `tolerance`.
@@ -156,32 +203,49 @@ class Distribution:
         """
         if len(self.ids) == 1:
             return self.gap if self.gap <= tolerance else math.inf
-        _, scores = self._contenders(draw_key, tolerance)
+        scores = self._scores(draw_key, self._contenders(draw_key, tolerance))
         if len(scores) < 2:
             return math.inf
         best, second = np.partition(scores, 1)[:2]
         gap = math.log(second) - math.log(best)
         return gap if gap <= tolerance else math.inf
 
-    def _contenders(self, draw_key: int, tolerance: float) -> tuple[npt.NDArray[np.intp], F64Array]:
-        """Indices (ascending) whose score may lie within `tolerance` nats of the best one, and
-        their exact scores. Ascending, so that argmin takes the lower id on a tie."""
-        x = rng.integers(draw_key, self._offsets)
-        inverse = np.exp(np.minimum(self.top - self.weights, _MAX_EXPONENT))
-        lower = (x >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24) * inverse
-        # Two good guesses bound the best score from above: the best lower bound, and the
-        # likeliest id (the first alone can be an id of almost no weight whose bound is 0).
-        guesses = np.array([int(lower.argmin()), int(self.weights.argmax())])
-        best = float(self._scores(x, guesses).min()) * math.exp(tolerance)
-        found = np.flatnonzero(lower <= np.float32(best) * _SLACK)
-        return found, self._scores(x, found)
+    def _contenders(self, draw_key: int, tolerance: float) -> npt.NDArray[np.intp]:
+        """Indices, ascending, of all ids whose score may lie within `tolerance` nats of the
+        best one, and of few others.
 
-    def _scores(self, x: rng.U64Array, index: npt.NDArray[np.intp]) -> F64Array:
+        -log1p(-v) >= v for v in (0, 1), so an id that lies s nats below the likeliest scores at
+        least v*exp(s): with a score in hand (any will do), v alone rules out nearly all ids, and
+        v is known to 31 bits before the noise is complete.
+        """
+        if len(self.ids) <= _FEW:
+            return np.arange(len(self.ids))
+        rough = rng.rough_integers(
+            draw_key, self._offsets, self._scratch or rng.Scratch(len(self.ids))
+        )
+        border = self.top - np.float32(_NEAR_NATS)
+        near = np.flatnonzero(self.weights >= border)
+        in_hand = self._scores(draw_key, np.append(near[:_FEW], self._likeliest))
+        best = float(in_hand.min()) * math.exp(tolerance)
+        near = near[rough[near] <= rng.rough_limit(best)]
+        further = float(self.top) - float(border)
+        far = np.flatnonzero(rough <= rng.rough_limit(best * math.exp(-further)))
+        far = far[self.weights[far] < border]
+        return np.sort(np.concatenate([near, far]))
+
+    def _scores(self, draw_key: int, index: npt.NDArray[np.intp]) -> F64Array:
         """Exact E/p (times a constant) of the chosen candidates, float64."""
+        x = rng.integers(draw_key, self._offsets[index])
         shift = float(self.top) - self.weights[index].astype(np.float64)
         with np.errstate(over="ignore"):
-            scores: F64Array = rng.exponentials(x[index]) * np.exp(shift)
+            scores: F64Array = rng.exponentials(x) * np.exp(shift)
         return scores
+
+
+def _check_top(top: np.float32) -> None:
+    """`top`: the largest logit. NaN anywhere makes it NaN."""
+    if not math.isfinite(top):
+        raise RowError(f"the largest logit is {top}: the row cannot be sampled")
 
 
 class SamplingPipeline:
@@ -196,7 +260,7 @@ class SamplingPipeline:
         end_ids: frozenset[int] = frozenset(),
         watch_ties: bool = False,
     ) -> None:
-        """`support`: ids of the row's columns, ascending; None when column = id.
+        """`support`: ids of the row's columns, strictly ascending; None when column = id.
 
         `end_ids`: ids that may not occur before `min_tokens` (the model's end ids).
         `watch_ties`: fill in `Distribution.gap`, at the price of one more pass at T=0.
@@ -206,27 +270,25 @@ class SamplingPipeline:
         self.ids: IdArray = (
             np.arange(vocab_size, dtype=np.int64) if support is None else support.astype(np.int64)
         )
-        self._direct = support is None
+        self._column_of = np.full(vocab_size, -1, dtype=np.int64)
+        self._column_of[self.ids] = np.arange(len(self.ids))
+        if not len(self.ids) or (np.diff(self.ids) <= 0).any():
+            raise ValueError("support must be ids in strictly ascending order, at least one")
         self._offsets = rng.token_offsets(self.ids)
-        bias = {t: b for t, b in params.logit_bias.items() if t < vocab_size}
-        self._bias_columns, self._bias_values = self._bias(bias)
-        ends = end_ids | params.stop_token_ids
-        self._end_columns = self._columns(np.array(sorted(ends), dtype=np.int64))
+        self._scratch = rng.Scratch(len(self.ids))
+        tokens = np.array(list(params.logit_bias), dtype=np.int64)
+        values = np.array(list(params.logit_bias.values()), dtype=np.float32)
+        self._bias_columns, known = self._columns(tokens)
+        self._bias_values = values[known]
+        ends = np.array(sorted(end_ids | params.stop_token_ids), dtype=np.int64)
+        self._end_columns, _ = self._columns(ends)
 
-    def _bias(self, bias: dict[int, float]) -> tuple[IdArray, FloatRow]:
-        tokens = np.array(sorted(bias), dtype=np.int64)
-        columns = self._columns(tokens)
-        values = np.array([bias[int(self.ids[c])] for c in columns], dtype=np.float32)
-        return columns, values
-
-    def _columns(self, tokens: IdArray) -> IdArray:
-        """Columns of the given ids; ids outside the row are left out."""
-        if self._direct:
-            return tokens[tokens < len(self.ids)]
-        at = np.searchsorted(self.ids, tokens)
-        at = np.minimum(at, len(self.ids) - 1)
-        hit: IdArray = at[self.ids[at] == tokens].astype(np.int64)
-        return hit
+    def _columns(self, tokens: IdArray) -> tuple[IdArray, npt.NDArray[np.bool_]]:
+        """Columns of the given ids, and which ids have one: those outside the row are left out."""
+        known = tokens < len(self._column_of)
+        columns = self._column_of[np.where(known, tokens, 0)]
+        known &= columns >= 0
+        return columns[known], known
 
     def distribution(self, row: FloatRow, history: History) -> Distribution:
         """The distribution behind one row of raw logits, float32 [columns]."""
@@ -235,10 +297,11 @@ class SamplingPipeline:
         if p.temperature <= GREEDY_BELOW:
             return self._greedy(logits)
         weights = logits if p.temperature == 1.0 else logits / np.float32(p.temperature)
+        if not p.filters:
+            return Distribution(self.ids, weights, self._offsets, scratch=self._scratch)
+        _check_top(weights.max())
         keep = self._kept(weights)
-        if keep is None:
-            return Distribution(self.ids, weights, self._offsets)
-        return self._select(weights, keep)
+        return Distribution(self.ids[keep], weights[keep], self._offsets[keep])
 
     def _greedy(self, logits: FloatRow) -> Distribution:
         best = np.array([int(logits.argmax())])
@@ -246,10 +309,7 @@ class SamplingPipeline:
         if self._watch_ties and len(logits) > 1:
             second, first = np.partition(logits, len(logits) - 2)[-2:]
             gap = float(first) - float(second)
-        return Distribution(self.ids[best], logits[best], self._offsets[best], gap)
-
-    def _select(self, weights: FloatRow, keep: npt.NDArray[np.intp]) -> Distribution:
-        return Distribution(self.ids[keep], weights[keep], self._offsets[keep])
+        return Distribution(self.ids[best], logits[best], self._offsets[best], gap=gap)
 
     def _adjusted(self, row: FloatRow, history: History) -> FloatRow:
         p = self.params
@@ -267,34 +327,38 @@ class SamplingPipeline:
     def _penalise(self, logits: FloatRow, history: History) -> None:
         p = self.params
         if p.repetition_penalty != 1.0:
-            seen = np.array(sorted(history.prompt | history.counts.keys()), dtype=np.int64)
-            columns = self._columns(seen)
+            columns, _ = self._columns(history.seen)
             values = logits[columns]
             factor = np.float32(p.repetition_penalty)
             logits[columns] = np.where(values > 0, values / factor, values * factor)
-        if history.counts and (p.presence_penalty or p.frequency_penalty):
-            tokens = np.array(sorted(history.counts), dtype=np.int64)
-            columns = self._columns(tokens)
-            times = np.array([history.counts[int(self.ids[c])] for c in columns], dtype=np.float32)
+        if p.presence_penalty or p.frequency_penalty:
+            columns, known = self._columns(history.distinct)
             logits[columns] -= np.float32(p.presence_penalty)
-            logits[columns] -= np.float32(p.frequency_penalty) * times
+            logits[columns] -= np.float32(p.frequency_penalty) * history.times[known]
 
-    def _kept(self, weights: FloatRow) -> npt.NDArray[np.intp] | None:
-        """Indices that survive top-k, top-p and min-p, ascending; None = all."""
+    def _kept(self, weights: FloatRow) -> npt.NDArray[np.intp] | slice:
+        """Indices that survive top-k, top-p and min-p, ascending."""
         p = self.params
-        keep: npt.NDArray[np.intp] | None = None
+        keep: npt.NDArray[np.intp] | slice = slice(None)
         if 0 < p.top_k < len(weights):
             keep = _top_k(weights, p.top_k)
         if p.top_p < 1.0:
-            part = weights if keep is None else weights[keep]
-            inside = _top_p(part, p.top_p)
-            keep = inside if keep is None else keep[inside]
+            keep = _within(keep, _top_p(weights[keep], p.top_p))
         if p.min_p > 0.0:
-            part = weights if keep is None else weights[keep]
-            floor = float(part.max()) + math.log(p.min_p)
-            inside = np.flatnonzero(part.astype(np.float64) >= floor)
-            keep = inside if keep is None else keep[inside]
+            keep = _within(keep, _min_p(weights[keep], p.min_p))
         return keep
+
+
+def _within(
+    keep: npt.NDArray[np.intp] | slice, inside: npt.NDArray[np.intp]
+) -> npt.NDArray[np.intp]:
+    return inside if isinstance(keep, slice) else keep[inside]
+
+
+def _min_p(weights: FloatRow, min_p: float) -> npt.NDArray[np.intp]:
+    """Indices of all that are at least min_p times as likely as the likeliest, ascending."""
+    floor = float(weights.max()) + math.log(min_p)
+    return np.flatnonzero(weights.astype(np.float64) >= floor)
 
 
 def _top_k(weights: FloatRow, k: int) -> npt.NDArray[np.intp]:
@@ -309,15 +373,25 @@ def _top_k(weights: FloatRow, k: int) -> npt.NDArray[np.intp]:
 def _top_p(weights: FloatRow, top_p: float) -> npt.NDArray[np.intp]:
     """Indices of the smallest likeliest set that holds at least top_p, ascending.
 
-    Ids below (1 - top_p)/n hold less than 1 - top_p together, so they are never needed: leaving
-    them out before sorting keeps the result and saves sorting the whole vocabulary.
+    Equal weights count in the order of their indices. Only the ids around the border are
+    sorted: ever smaller probabilities are let in, eight times smaller each time, until those
+    let in hold enough; the border lies among the last ones.
     """
-    p = np.exp(weights.astype(np.float64) - float(weights.max()))
-    p /= p.sum()
-    candidates = np.flatnonzero(p >= (1.0 - top_p) / len(p))
-    order = candidates[np.lexsort((candidates, -p[candidates]))]
-    count = int(np.searchsorted(np.cumsum(p[order]), top_p)) + 1
-    kept: npt.NDArray[np.intp] = np.sort(order[:count])
+    p = np.exp(weights - weights.max())
+    aim = top_p * float(p.sum(dtype=np.float64))
+    lowest = float(np.finfo(np.float32).tiny)
+    cut, inside, held = 2.0**-3, np.zeros(0, dtype=np.intp), 0.0
+    while True:
+        found = np.flatnonzero(p >= np.float32(cut))
+        mass = float(p[found].sum(dtype=np.float64))
+        if mass >= aim or cut <= lowest:
+            break
+        inside, held, cut = found, mass, cut / 8
+    border = found if not held else found[p[found] < np.float32(cut * 8)]
+    order = border[np.argsort(-weights[border], kind="stable")]
+    reached = held + np.cumsum(p[order], dtype=np.float64)
+    count = int(np.searchsorted(reached, aim)) + 1
+    kept: npt.NDArray[np.intp] = np.sort(np.concatenate([inside, order[:count]]))
     return kept
 
 
@@ -325,11 +399,13 @@ def token_logprob(row: FloatRow, ids: IdArray, token: int, alternatives: int) ->
     """Log-probability of `token` under the model's raw row (temperature 1, no filter).
 
     This is what OpenAI-style clients mean by logprobs: the model's own view, also at T=0.
+    Impossible ids are never alternatives, so there may be fewer than asked for.
     """
     wide = row.astype(np.float64)
     top = float(wide.max())
     total = top + math.log(float(np.exp(wide - top).sum()))
     best = _top_k(row, min(alternatives, len(row))) if alternatives else np.array([], dtype=int)
-    ranked = sorted(((int(ids[i]), float(wide[i]) - total) for i in best), key=lambda a: -a[1])
+    possible = best[np.isfinite(row[best])]
+    ranked = sorted(((int(ids[i]), float(wide[i]) - total) for i in possible), key=lambda a: -a[1])
     column = int(np.searchsorted(ids, token))
     return TokenLogprob(token=token, logprob=float(wide[column]) - total, top=tuple(ranked))

@@ -152,6 +152,11 @@ class SamplingParams:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
 
     @property
+    def filters(self) -> bool:
+        """True when ids may be left out: top-k, top-p or min-p is on."""
+        return bool(self.top_k or self.top_p < 1.0 or self.min_p)
+
+    @property
     def uses_history(self) -> bool:
         """True when the distribution depends on which ids were seen before."""
         return bool(
@@ -161,7 +166,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """Log-probability of a committed token under the target, after every filter."""
+    """Log-probability of a committed token under the target's raw row: before every filter."""
 
     token: int
     logprob: float

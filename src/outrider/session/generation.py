@@ -61,7 +61,10 @@ class Counters:
     residual: dict[str, int] = field(default_factory=dict)
     """Rejections by the step of the residual dialogue that ended them."""
 
-    def add(self, judgement: Judgement, *, judged: int, accepted: int) -> None:
+    def add(
+        self, *, judged: int, accepted: int, near_ties: int = 0, residual: str | None = None
+    ) -> None:
+        """One round: of `judged` drafts the first `accepted` stand."""
         self.rounds += 1
         self.drafted += judged
         self.accepted += accepted
@@ -71,10 +74,9 @@ class Counters:
         for i in range(judged):
             self.drafted_at[i] += 1
             self.accepted_at[i] += i < accepted
-        self.near_ties += judgement.near_ties
-        if judgement.residual is not None:
-            name = judgement.residual.value
-            self.residual[name] = self.residual.get(name, 0) + 1
+        self.near_ties += near_ties
+        if residual is not None:
+            self.residual[residual] = self.residual.get(residual, 0) + 1
 
     @property
     def acceptance(self) -> float | None:
@@ -128,12 +130,31 @@ class Generation:
         fixed = (*draft.tokens[: verdict.accepted], verdict.token)
         origins = (*[Origin.DRAFT] * verdict.accepted, verdict.origin)
         step = self.commit(fixed, origins, judgement.logprobs)
-        kept = len(step.tokens)
-        # Of a block cut short only the drafts up to the cut were judged for this answer.
-        whole = min(verdict.drafted, verdict.accepted + 1)
-        judged = whole if kept > verdict.accepted else kept
-        self.counters.add(judgement, judged=judged, accepted=min(verdict.accepted, kept))
+        self.count(
+            drafted=verdict.drafted,
+            accepted=verdict.accepted,
+            kept=len(step.tokens),
+            near_ties=judgement.near_ties,
+            residual=judgement.residual and judgement.residual.value,
+        )
         return step
+
+    def count(
+        self,
+        *,
+        drafted: int,
+        accepted: int,
+        kept: int,
+        near_ties: int = 0,
+        residual: str | None = None,
+    ) -> None:
+        """Count a round of which `kept` tokens were committed (fewer when the answer ended)."""
+        # Of a block cut short only the drafts up to the cut were judged for this answer.
+        whole = min(drafted, accepted + 1)
+        judged = whole if kept > accepted else kept
+        self.counters.add(
+            judged=judged, accepted=min(accepted, kept), near_ties=near_ties, residual=residual
+        )
 
     def commit(
         self,

@@ -1,0 +1,127 @@
+"""What a forward costs and what it brings: the two curves every decision here rests on.
+
+* `RowCosts`: t_v(rows), seconds of one target forward by its number of rows, measured online.
+* `PrefixCurve`: S(i) = P(the first i drafts of a block all stand), learnt from verdicts; one
+  rejection at index i tells about every shorter prefix too (PAPERS.md 3, "What we should build").
+
+`worth_judging` puts them together: judge the m drafts that maximise
+(1 + S(1) + ... + S(m)) / t_v(m + 1), never assuming that rows are free (SYSTEM.md, Free-run).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+FORGET: Final = 0.98
+"""Weight kept a round by old observations: about the last 50 rounds count (our default)."""
+PRIOR_ACCEPTANCE: Final = 0.6
+"""Acceptance of a draft token assumed before anything was seen (our default)."""
+PRIOR_WEIGHT: Final = 4.0
+"""Observations that the prior is worth."""
+
+
+class PrefixCurve:
+    """Conditional acceptance by index in the block, with forgetting and a prior."""
+
+    __slots__ = ("_hits", "_prior", "_tries")
+
+    def __init__(self, *, prior: float = PRIOR_ACCEPTANCE) -> None:
+        if not 0.0 < prior < 1.0:
+            raise ValueError(f"prior must be in (0, 1), got {prior}")
+        self._prior = prior
+        self._hits: list[float] = []
+        self._tries: list[float] = []
+
+    def observe(self, *, drafted: int, accepted: int) -> None:
+        """A block's verdict: indices 0..accepted-1 stood, index `accepted` fell (if drafted)."""
+        judged = min(drafted, accepted + 1)
+        while len(self._tries) < judged:
+            self._hits.append(0.0)
+            self._tries.append(0.0)
+        for i in range(judged):
+            self._hits[i] = self._hits[i] * FORGET + (i < accepted)
+            self._tries[i] = self._tries[i] * FORGET + 1.0
+
+    def acceptance(self, index: int) -> float:
+        """P(draft number `index` stands | the ones before it stand)."""
+        known = range(len(self._tries))
+        total = sum(self._tries)
+        mean = (sum(self._hits) + self._prior * PRIOR_WEIGHT) / (total + PRIOR_WEIGHT)
+        if index not in known:
+            return mean
+        return (self._hits[index] + mean * PRIOR_WEIGHT) / (self._tries[index] + PRIOR_WEIGHT)
+
+    def survival(self, count: int) -> list[float]:
+        """S(1), ..., S(count)."""
+        values, alive = [], 1.0
+        for i in range(count):
+            alive *= self.acceptance(i)
+            values.append(alive)
+        return values
+
+
+class RowCosts:
+    """Seconds of a forward by rows: running means, made monotone, linear in between.
+
+    `seed` gives a curve measured before (rows, seconds); observations take over from it.
+    """
+
+    __slots__ = ("_means",)
+
+    def __init__(self, seed: Sequence[tuple[int, float]] = ()) -> None:
+        self._means: dict[int, float] = {}
+        for rows, seconds in seed:
+            self.observe(rows, seconds)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """One forward over `rows` rows took `seconds`."""
+        if rows < 1 or not seconds > 0.0:
+            return
+        old = self._means.get(rows)
+        self._means[rows] = seconds if old is None else FORGET * old + (1.0 - FORGET) * seconds
+
+    def __bool__(self) -> bool:
+        return bool(self._means)
+
+    def curve(self) -> list[tuple[int, float]]:
+        """Measured points, rows ascending, seconds never falling."""
+        points, high = [], 0.0
+        for rows in sorted(self._means):
+            high = max(high, self._means[rows])
+            points.append((rows, high))
+        return points
+
+    def seconds(self, rows: int) -> float:
+        """t_v(rows); a single known point counts as flat, nothing known as 1 second."""
+        points = self.curve()
+        if not points:
+            return 1.0
+        below = [p for p in points if p[0] <= rows]
+        above = [p for p in points if p[0] >= rows]
+        if not below:
+            return above[0][1]
+        if not above:
+            return self._beyond(points, rows)
+        (r0, t0), (r1, t1) = below[-1], above[0]
+        return t0 if r0 == r1 else t0 + (t1 - t0) * (rows - r0) / (r1 - r0)
+
+    @staticmethod
+    def _beyond(points: list[tuple[int, float]], rows: int) -> float:
+        """Past the largest measured row count: go on with the mean slope of the curve."""
+        (r0, t0), (r1, t1) = points[0], points[-1]
+        slope = (t1 - t0) / (r1 - r0) if r1 > r0 else 0.0
+        return t1 + slope * (rows - r1)
+
+
+def worth_judging(pending: int, curve: PrefixCurve, costs: RowCosts) -> int:
+    """How many of `pending` drafts to judge in one forward: tokens per second at their best."""
+    best, most, tokens = 0, 0.0, 1.0
+    alive = curve.survival(pending)
+    for m in range(pending + 1):
+        if m:
+            tokens += alive[m - 1]
+        rate = tokens / costs.seconds(m + 1)
+        if rate > most:
+            best, most = m, rate
+    return best

@@ -1,0 +1,449 @@
+"""One session in the cloud: draft frames in, verify jobs out, verdicts back.
+
+Rules:
+
+1. The committed prefix is the cloud's. A draft chain (proto.messages) is alive while it agrees
+   with it; at the first difference it is dead, its pending drafts go, and frames of its epoch
+   are dropped and counted (field case 16). So nothing that arrives can undo a token.
+2. At most one forward of a session is in flight. Drafts that arrive meanwhile wait behind it.
+3. `wait` runs a forward when a draft (or a call for a step) is there; `step` (free-run) always.
+   The first forward, the prefill, never waits: the first token needs no draft.
+4. How many pending drafts a forward judges: all of them, or as many as pay (`control.costs`).
+5. Under the ratio rule a rejection opens a dialogue; no forward runs until it is closed.
+   Every draw has an address, so a repeated CORRECT gets a repeated answer (I4).
+6. The cloud trusts no field (I5): ids, positions, counts and probabilities are checked here.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.control.costs import PrefixCurve, RowCosts, worth_judging
+from outrider.core import draft as core_draft
+from outrider.core.tokens import FinishReason, Origin, Rule, TokenLogprob
+from outrider.core.tokens import Verdict as CoreVerdict
+from outrider.core.verify import (
+    MAX_PROPOSALS,
+    PROPOSAL_ROUNDS,
+    ResidualStep,
+    proposal_count,
+    propose,
+)
+from outrider.proto.digest import of_prefix
+from outrider.proto.errors import RemoteError
+from outrider.proto.messages import (
+    Code,
+    Correct,
+    Done,
+    Draft,
+    Load,
+    Logprobs,
+    Message,
+    Proposals,
+    Row,
+    Tokens,
+    Verdict,
+)
+from outrider.session.generation import Generation
+from outrider.session.verifier import Judgement, OpenRejection, Verifier
+
+MAX_REPLAY: Final = 512
+"""Most ids in one replay frame after RESUME."""
+
+
+class StepPolicy(enum.StrEnum):
+    """When a forward runs for a session."""
+
+    WAIT = "wait"
+    STEP = "step"
+
+
+class Take(enum.StrEnum):
+    """How many pending drafts one forward judges."""
+
+    ALL = "all"
+    BEST = "best"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyJob:
+    """One session's share of a forward: append to its cache, return `len(drafts) + 1` rows."""
+
+    session: int
+    committed: tuple[int, ...]
+    drafts: tuple[int, ...]
+    ready_at: float
+    """Seconds, the driver's clock: since when the job could have run."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.drafts) + 1
+
+
+@dataclass(slots=True)
+class Dropped:
+    """Draft tokens thrown away without being judged, by reason."""
+
+    stale: int = 0
+    """Of a dead or older chain."""
+    duplicate: int = 0
+    gap: int = 0
+    overflow: int = 0
+
+
+class CloudSession:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        number: int,
+        generation: Generation,
+        verifier: Verifier,
+        *,
+        rule: Rule,
+        policy: StepPolicy,
+        take: Take,
+        vocab_size: int,
+        window: int,
+        now: float,
+    ) -> None:
+        """`window`: most pending drafts held. `now`: seconds, when the session was opened."""
+        self.number = number
+        self.generation = generation
+        self.policy = policy
+        self.curve = PrefixCurve()
+        self.dropped = Dropped()
+        self._verifier = verifier
+        self._rule = rule
+        self._take = take
+        self._vocab_size = vocab_size
+        self._window = window
+        self._epoch = -1
+        self._alive = False
+        self._pending: list[int] = []
+        self._pending_q: list[float] = []
+        # Position at which one step of the target alone was asked for; the prefill never waits.
+        self._asked: int | None = generation.sequence.base
+        self._ready_at = now
+        self._job: VerifyJob | None = None
+        self._job_q: tuple[float, ...] = ()
+        self._open: _Dialogue | None = None
+
+    # ---------------------------------------------------------------- draft frames
+
+    def on_draft(self, frame: Draft, now: float) -> None:
+        """Take a frame of drafts. Raises RemoteError on contents no honest edge sends."""
+        self._check(frame)
+        if self.generation.finish is not None:
+            return
+        if frame.epoch < self._epoch or (frame.epoch == self._epoch and not self._alive):
+            self.dropped.stale += len(frame.tokens)
+            return
+        if frame.epoch > self._epoch:
+            if frame.start > self.generation.sequence.base:
+                # The head of the chain was lost; the edge will send it again.
+                self.dropped.gap += len(frame.tokens)
+                return
+            self._epoch, self._alive = frame.epoch, True
+            self._forget_pending()
+        if not frame.tokens:
+            # "No guess from here": only meaningful when nothing further was committed since.
+            if frame.start == self.generation.sequence.base + len(self._pending):
+                self._note_ready(now)
+                self._asked = frame.start
+            return
+        self._append(frame, now)
+
+    def _check(self, frame: Draft) -> None:
+        if any(t >= self._vocab_size for t in frame.tokens):
+            raise RemoteError(Code.MALFORMED, "draft id outside the vocabulary", self.number)
+        if frame.start < self.generation.sequence.prompt_length:
+            raise RemoteError(Code.MALFORMED, "draft position inside the prompt", self.number)
+        if self._rule is not Rule.RATIO:
+            return
+        if len(frame.q) != len(frame.tokens):
+            raise RemoteError(Code.MALFORMED, "ratio drafts need one q(x) each", self.number)
+        if any(not (0.0 < q <= 1.0 + 1e-9) or not math.isfinite(q) for q in frame.q):
+            raise RemoteError(Code.MALFORMED, "q(x) must be in (0, 1]", self.number)
+
+    def _append(self, frame: Draft, now: float) -> None:
+        """Add what is new of the frame, comparing the rest with what is known."""
+        sequence = self.generation.sequence
+        if frame.start > sequence.base + len(self._pending):
+            self.dropped.gap += len(frame.tokens)
+            return
+        if frame.start < sequence.base:
+            known = (*sequence.committed[frame.start :], *self._pending)
+        else:
+            known = tuple(self._pending[frame.start - sequence.base :])
+        overlap = min(len(known), len(frame.tokens))
+        if known[:overlap] != frame.tokens[:overlap]:
+            self._kill_chain()
+            self.dropped.stale += len(frame.tokens)
+            return
+        self.dropped.duplicate += overlap
+        fresh = frame.tokens[overlap:]
+        room = self._window - len(self._pending)
+        self.dropped.overflow += max(0, len(fresh) - room)
+        if fresh and room > 0:
+            self._note_ready(now)
+            self._pending.extend(fresh[:room])
+            self._pending_q.extend(frame.q[overlap : overlap + room])
+
+    def _note_ready(self, now: float) -> None:
+        """A forward becomes possible now, unless it already was."""
+        if self._job is None and not self._wanted:
+            self._ready_at = now
+
+    def _kill_chain(self) -> None:
+        self._alive = False
+        self._forget_pending()
+
+    def _forget_pending(self) -> None:
+        self._pending.clear()
+        self._pending_q.clear()
+
+    @property
+    def _wanted(self) -> bool:
+        """Would a forward run now, by the step policy?"""
+        if self.policy is StepPolicy.STEP or self._pending:
+            return True
+        return self._asked == self.generation.sequence.base
+
+    # ---------------------------------------------------------------- forwards
+
+    def next_job(self, costs: RowCosts) -> VerifyJob | None:
+        """The forward this session wants now, or None. Called again after `complete`."""
+        if self._job is not None or self._open is not None or self.generation.finish is not None:
+            return None
+        if not self._wanted:
+            return None
+        # The target's own token takes the last place of the answer.
+        usable = min(len(self._pending), self.generation.tokens_left - 1)
+        count = usable if self._take is Take.ALL else worth_judging(usable, self.curve, costs)
+        job = VerifyJob(
+            session=self.number,
+            committed=self.generation.sequence.committed,
+            drafts=tuple(self._pending[:count]),
+            ready_at=self._ready_at,
+        )
+        self._job, self._job_q = job, tuple(self._pending_q[:count])
+        return job
+
+    def complete(
+        self, rows: npt.NDArray[np.float32], load: Load, now: float
+    ) -> tuple[Message, ...]:
+        """The forward is done: judge, commit, answer. float32 [len(drafts) + 1, vocab]."""
+        if self._job is None:
+            raise ValueError("no forward is in flight")
+        job, self._job = self._job, None
+        self._ready_at = now
+        if self.generation.finish is not None:
+            return ()
+        draft = core_draft.Draft(tokens=job.drafts, q=self._job_q)
+        outcome = self._verifier.judge(draft, rows, len(job.committed))
+        if isinstance(outcome, OpenRejection):
+            self._open = _Dialogue(outcome, load, len(job.committed), draft)
+            return (self._proposals(self._open),)
+        return self._commit(draft, outcome, load)
+
+    def abandon(self) -> None:
+        """The forward failed or was cancelled before it judged anything."""
+        self._job = None
+        self._asked = self.generation.sequence.base
+
+    def _commit(
+        self, draft: core_draft.Draft, judgement: Judgement, load: Load
+    ) -> tuple[Message, ...]:
+        start = self.generation.sequence.base
+        step = self.generation.apply(draft, judgement)
+        verdict = judgement.verdict
+        self.curve.observe(drafted=verdict.drafted, accepted=verdict.accepted)
+        self._settle(step.tokens)
+        messages: list[Message] = []
+        if step.logprobs:
+            messages.append(_logprobs(self.number, start, step.logprobs))
+        if verdict.drafted:
+            messages.append(
+                Verdict(
+                    session=self.number,
+                    epoch=self._epoch,
+                    start=start,
+                    drafted=verdict.drafted,
+                    accepted=verdict.accepted,
+                    token=verdict.token,
+                    load=load,
+                )
+            )
+        else:
+            messages.append(Tokens(session=self.number, start=start, tokens=step.tokens, load=load))
+        if step.finish is not None:
+            messages.append(self.done())
+        return tuple(messages)
+
+    def _settle(self, tokens: Sequence[int]) -> None:
+        """Pending drafts that equal the new tokens go on behind them; others end the chain."""
+        for token in tokens:
+            if self._pending and self._pending[0] == token:
+                del self._pending[0]
+                if self._pending_q:
+                    del self._pending_q[0]
+            elif self._pending:
+                self._kill_chain()
+                return
+
+    def done(self) -> Done:
+        finish = self.generation.finish
+        assert finish is not None, "the answer is not complete"
+        return Done(
+            session=self.number,
+            reason=finish.value,
+            output_tokens=self.generation.sequence.output_length,
+            digest=of_prefix(self.generation.sequence.committed),
+        )
+
+    # ---------------------------------------------------------------- residual dialogue
+
+    def on_correct(self, frame: Correct, now: float) -> tuple[Message, ...]:
+        """The edge chose, or needs more. Late and repeated frames are recognised by position."""
+        dialogue = self._open
+        if dialogue is None or frame.position != dialogue.position:
+            return ()
+        if frame.token is not None:
+            return self._chosen(dialogue, frame.token, now)
+        dialogue.sent = max(dialogue.sent, min(frame.have, MAX_PROPOSALS * PROPOSAL_ROUNDS))
+        if frame.have >= MAX_PROPOSALS * (PROPOSAL_ROUNDS - 1) + 1:
+            return (self._row(dialogue),)
+        dialogue.round = 1
+        return (self._proposals(dialogue),)
+
+    def _chosen(self, dialogue: _Dialogue, token: int, now: float) -> tuple[Message, ...]:
+        if token >= self._vocab_size:
+            raise RemoteError(Code.MALFORMED, "correction outside the vocabulary", self.number)
+        self._open = None
+        self._ready_at = now
+        opened = dialogue.opened
+        verdict = CoreVerdict(drafted=opened.drafted, accepted=opened.accepted, token=token)
+        judgement = self._verifier.settle(verdict, dialogue.step)
+        # The edge committed the token itself: the cloud answers only what the edge cannot know.
+        replies = self._commit(dialogue.draft, judgement, dialogue.load)
+        return tuple(m for m in replies if isinstance(m, Done | Logprobs))
+
+    def _proposals(self, dialogue: _Dialogue) -> Proposals:
+        opened = dialogue.opened
+        start = dialogue.round * MAX_PROPOSALS
+        count = proposal_count(opened.rejection) if dialogue.round == 0 else MAX_PROPOSALS
+        batch = propose(
+            opened.p,
+            seed=self.generation.params.seed,
+            position=dialogue.position,
+            start=start,
+            count=count,
+        )
+        return Proposals(
+            session=self.number,
+            epoch=self._epoch,
+            start=dialogue.start,
+            drafted=opened.drafted,
+            accepted=opened.accepted,
+            first=start,
+            tokens=tuple(p.token for p in batch),
+            p=tuple(p.p for p in batch),
+            load=dialogue.load,
+        )
+
+    def _row(self, dialogue: _Dialogue) -> Row:
+        dialogue.round = PROPOSAL_ROUNDS
+        p = dialogue.opened.p
+        return Row(
+            session=self.number,
+            position=dialogue.position,
+            ids=p.ids.astype("<i4").tobytes(),
+            weights=p.weights.astype("<f4").tobytes(),
+        )
+
+    # ---------------------------------------------------------------- resume
+
+    def replay(self, base: int, digest: bytes, now: float) -> tuple[Message, ...]:
+        """What an edge that holds [0, base) has missed. Raises RemoteError on another prefix."""
+        committed = self.generation.sequence.committed
+        prompt = self.generation.sequence.prompt_length
+        if not prompt <= base <= len(committed) or of_prefix(committed[:base]) != digest:
+            raise RemoteError(
+                Code.DIGEST, "the prefixes differ: open the session anew", self.number
+            )
+        missing = committed[base:]
+        parts = [missing[i : i + MAX_REPLAY] for i in range(0, len(missing), MAX_REPLAY)]
+        messages: list[Message] = [
+            Tokens(session=self.number, start=base + i * MAX_REPLAY, tokens=part)
+            for i, part in enumerate(parts)
+        ]
+        if self._open is not None:
+            self._open.round = 0
+            messages.append(self._proposals(self._open))
+        if self.generation.finish is not None:
+            messages.append(self.done())
+        elif self._job is None:
+            self._ready_at = now
+        return tuple(messages)
+
+    def restore(self, committed: Sequence[int]) -> None:
+        """Adopt output tokens that another verifier committed (I4), before anything ran."""
+        if committed:
+            self.generation.commit(committed, [Origin.TARGET] * len(committed))
+            for token in self.generation.sequence.output:
+                self._verifier.history.push(token)
+
+    @property
+    def finish(self) -> FinishReason | None:
+        return self.generation.finish
+
+    @property
+    def busy(self) -> bool:
+        """A forward of this session is in flight."""
+        return self._job is not None
+
+    @property
+    def pending(self) -> int:
+        """Drafts waiting to be judged."""
+        return len(self._pending)
+
+
+class _Dialogue:
+    """A rejection whose residual is being drawn at the edge."""
+
+    __slots__ = ("draft", "load", "opened", "round", "sent", "start")
+
+    def __init__(
+        self, opened: OpenRejection, load: Load, start: int, draft: core_draft.Draft
+    ) -> None:
+        self.opened = opened
+        self.load = load
+        self.start = start
+        self.draft = draft
+        self.round = 0
+        self.sent = 0
+
+    @property
+    def position(self) -> int:
+        return self.opened.rejection.position
+
+    @property
+    def step(self) -> ResidualStep:
+        order = (ResidualStep.FIRST_PROPOSALS, ResidualStep.MORE_PROPOSALS, ResidualStep.FULL_ROW)
+        return order[min(self.round, len(order) - 1)]
+
+
+def _logprobs(session: int, start: int, entries: Sequence[TokenLogprob]) -> Logprobs:
+    return Logprobs(
+        session=session,
+        start=start,
+        entries=tuple((e.token, e.logprob, e.top) for e in entries),
+    )

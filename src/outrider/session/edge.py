@@ -1,0 +1,341 @@
+"""One session at the edge: drafts in, draft frames out, the cloud's words in, steps out.
+
+Rules:
+
+1. Only the cloud commits. What it commits is compared with the drafted tail: equal tokens are
+   settled, the first difference drops the tail and begins a new epoch (proto.messages).
+2. At most one drafting job is in flight. Its result counts only if it still continues what is
+   committed; otherwise it is dropped and counted.
+3. How far ahead to draft is the window policy's business. Drafts go out as soon as a drafting
+   job is done: a chunk of one is a stream, a chunk of K a block.
+4. When nothing can be drafted (full window, no guess, the end in sight) and the cloud waits for
+   drafts, an empty DRAFT asks for one step of the target alone.
+5. A frame that was sent and not answered for `retry_after` seconds is sent again, as it was:
+   retransmission replays, it never redraws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from outrider.core import draft as core_draft
+from outrider.core import rng
+from outrider.core.sampling import Distribution
+from outrider.core.tokens import Origin, TokenLogprob
+from outrider.core.verify import Proposal, ResidualStep, choose, residual_draw
+from outrider.proto.digest import DigestChain
+from outrider.proto.errors import RemoteError
+from outrider.proto.messages import (
+    Code,
+    Correct,
+    Done,
+    Draft,
+    Logprobs,
+    Message,
+    Proposals,
+    Row,
+    Tokens,
+    Verdict,
+)
+from outrider.session.generation import Generation, Step
+
+RETRY_AFTER: Final = 10.0
+"""Seconds without progress before an unanswered frame is sent again (our default). A transport
+that keeps order and delivers makes this a net for the peer's bugs, not the normal path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowPolicy:
+    """How many unjudged drafts may exist, and in what portions they are made and sent."""
+
+    window: int
+    """Most unjudged drafts; 0: never draft."""
+    chunk: int
+    """Drafts made (and sent) at a time."""
+    wait_empty: bool = False
+    """Draft only when nothing is outstanding: the plain synchronous loop."""
+    asks: bool = True
+    """Ask for a step when there is no draft to send (the cloud waits for drafts)."""
+
+    def __post_init__(self) -> None:
+        if self.window < 0 or self.chunk < 1:
+            raise ValueError(f"window={self.window}, chunk={self.chunk}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftJob:
+    """Draft up to `count` ids behind `context`."""
+
+    context: tuple[int, ...]
+    """Prompt, committed output and unjudged drafts."""
+    count: int
+    epoch: int
+
+
+class EdgeSession:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        number: int,
+        generation: Generation,
+        policy: WindowPolicy,
+        *,
+        now: float,
+        needs_q: bool = False,
+        retry_after: float = RETRY_AFTER,
+    ) -> None:
+        """`needs_q`: the ratio rule; drafts then carry q and keep their rows here."""
+        self.number = number
+        self.generation = generation
+        self.policy = policy
+        self.wasted = 0
+        """Drafted ids that were dropped unjudged: the price of running ahead."""
+        self.rejoined = 0
+        """Committed tokens that came without a verdict but had been drafted all the same."""
+        self._needs_q = needs_q
+        self._retry_after = retry_after
+        self._digest = DigestChain()
+        self._drafting: DraftJob | None = None
+        self._sent = 0
+        self._asked: int | None = None
+        self._rows: list[tuple[float, Distribution]] = []
+        self._progress = now
+        self._logprobs: dict[int, TokenLogprob] = {}
+        self._refused = False
+        self._dialogue = (0, 0, 0)  # start, drafted, accepted of the rejection under way
+
+    # ---------------------------------------------------------------- drafting
+
+    def next_draft(self) -> DraftJob | None:
+        """The drafting job wanted now, if none is in flight."""
+        sequence = self.generation.sequence
+        if self._drafting is not None or self.generation.finish is not None or self._refused:
+            return None
+        outstanding = len(sequence) - sequence.base
+        if outstanding and self.policy.wait_empty:
+            return None
+        room = min(
+            self.policy.window - outstanding,
+            self.generation.draft_room(self.policy.window + outstanding) - outstanding,
+        )
+        if room < 1:
+            return None
+        self._drafting = DraftJob(
+            context=sequence.slice(0), count=min(self.policy.chunk, room), epoch=sequence.epoch
+        )
+        return self._drafting
+
+    def drafted(self, draft: core_draft.Draft, now: float) -> tuple[Message, ...]:
+        """The drafting job's result; frames to send."""
+        job, self._drafting = self._drafting, None
+        if job is None or self.generation.finish is not None:
+            return ()
+        sequence = self.generation.sequence
+        known = sequence.slice(0)
+        overlap = len(known) - len(job.context)
+        fits = (
+            job.epoch == sequence.epoch
+            and draft.tokens[:overlap] == known[len(job.context) :][: len(draft.tokens)]
+        )
+        if not fits:
+            self.wasted += len(draft.tokens)
+            return ()
+        # An empty guess is final for this position: without it the driver would ask for ever.
+        self._refused = not draft.tokens
+        fresh = draft.tokens[overlap:]
+        sequence.extend(fresh)
+        if self._needs_q:
+            self._rows.extend(zip(draft.q[overlap:], draft.rows[overlap:], strict=True))
+        return self.unsent(now)
+
+    def unsent(self, now: float) -> tuple[Message, ...]:
+        """Frames that are due: fresh drafts, or the call for a step."""
+        sequence = self.generation.sequence
+        if self.generation.finish is not None:
+            return ()
+        tail = sequence.tail
+        if self._sent < len(tail):
+            start = sequence.base + self._sent
+            frame = self._frame(start, tail[self._sent :])
+            self._sent = len(tail)
+            self._touch(now)
+            return (frame,)
+        if self._must_ask(len(tail)):
+            self._asked = sequence.base
+            self._touch(now)
+            return (self._frame(sequence.base, ()),)
+        return ()
+
+    def _must_ask(self, outstanding: int) -> bool:
+        """Nothing is outstanding, nothing can be drafted, and the cloud waits for a frame."""
+        if not self.policy.asks or outstanding or self._asked == self.generation.sequence.base:
+            return False
+        idle = self._drafting is None
+        return idle and (self._refused or self.generation.draft_room(self.policy.window) == 0)
+
+    def _frame(self, start: int, tokens: tuple[int, ...]) -> Draft:
+        sequence = self.generation.sequence
+        first = start - sequence.base
+        q = tuple(q for q, _ in self._rows[first : first + len(tokens)]) if self._needs_q else ()
+        return Draft(session=self.number, epoch=sequence.epoch, start=start, tokens=tokens, q=q)
+
+    def _touch(self, now: float) -> None:
+        self._progress = now
+
+    # ---------------------------------------------------------------- the cloud's words
+
+    def on_verdict(self, frame: Verdict, now: float) -> Step | None:
+        """Commit a verdict; None when it is a repetition of what is already committed."""
+        sequence = self.generation.sequence
+        if self._old(frame.start, now) or self.generation.finish is not None:
+            return None
+        if frame.accepted > len(sequence.tail) or (
+            frame.accepted and frame.epoch != sequence.epoch
+        ):
+            raise RemoteError(Code.STATE, "verdict on drafts that were never sent", self.number)
+        tokens = (*sequence.tail[: frame.accepted], frame.token)
+        last = Origin.BONUS if frame.accepted == frame.drafted else Origin.CORRECTION
+        step = self._commit(tokens, (*[Origin.DRAFT] * frame.accepted, last))
+        self.generation.count(drafted=frame.drafted, accepted=frame.accepted, kept=len(step.tokens))
+        return step
+
+    def on_tokens(self, frame: Tokens, now: float) -> Step | None:
+        """Commit tokens that came without a verdict; an overlap with known ones must agree."""
+        sequence = self.generation.sequence
+        known = sequence.base - frame.start
+        if known > 0:
+            committed = sequence.committed[frame.start :]
+            if committed[: len(frame.tokens)] != frame.tokens[:known]:
+                raise RemoteError(Code.STATE, "a committed token was changed", self.number)
+        elif known < 0:
+            raise RemoteError(Code.STATE, "tokens are missing before this frame", self.number)
+        fresh = frame.tokens[max(known, 0) :]
+        if not fresh or self.generation.finish is not None:
+            return None
+        self._touch(now)
+        tail = sequence.tail
+        self.rejoined += sum(1 for a, b in zip(tail, fresh, strict=False) if a == b)
+        step = self._commit(fresh, (Origin.TARGET,) * len(fresh))
+        self.generation.count(drafted=0, accepted=0, kept=len(step.tokens))
+        return step
+
+    def on_logprobs(self, frame: Logprobs) -> None:
+        """Keep log-probabilities until the tokens they belong to are committed."""
+        for i, (token, logprob, top) in enumerate(frame.entries):
+            entry = TokenLogprob(token=token, logprob=logprob, top=top)
+            self._logprobs[frame.start + i] = entry
+
+    def on_done(self, frame: Done) -> None:
+        """The cloud says the answer is complete: both sides must hold the same ids (I10)."""
+        sequence = self.generation.sequence
+        digest = self._digest.of(sequence.committed)
+        if self.generation.finish is None or digest != frame.digest:
+            raise RemoteError(Code.DIGEST, "edge and cloud end with different ids", self.number)
+
+    def _old(self, start: int, now: float) -> bool:
+        base = self.generation.sequence.base
+        if start > base:
+            raise RemoteError(Code.STATE, "tokens are missing before this frame", self.number)
+        if start == base:
+            self._touch(now)
+        return start < base
+
+    def _commit(self, tokens: tuple[int, ...], origins: tuple[Origin, ...]) -> Step:
+        sequence = self.generation.sequence
+        tail, epoch, base = sequence.tail, sequence.epoch, sequence.base
+        logprobs = tuple(
+            self._logprobs.pop(base + i) for i in range(len(tokens)) if base + i in self._logprobs
+        )
+        step = self.generation.commit(tokens, origins, logprobs)
+        if sequence.epoch == epoch:
+            settled = len(tail) - len(sequence.tail)
+            del self._rows[:settled]
+            self._sent = max(0, self._sent - settled)
+        else:
+            agreed = sum(1 for a, b in zip(tail, step.tokens, strict=False) if a == b)
+            self.wasted += max(0, len(tail) - agreed - 1)
+            self._rows.clear()
+            self._sent = 0
+        self._refused = False
+        return step
+
+    # ---------------------------------------------------------------- residual dialogue
+
+    def on_proposals(self, frame: Proposals, now: float) -> tuple[Step | None, tuple[Message, ...]]:
+        """A draft was rejected (ratio rule): choose from the residual, or ask for more."""
+        position = frame.start + frame.accepted
+        if not self._in_dialogue(frame.start, frame.accepted, frame.epoch, now):
+            return None, ()
+        q = self._rows[frame.accepted][1]
+        batch = [Proposal(token=t, p=p) for t, p in zip(frame.tokens, frame.p, strict=True)]
+        seed = self.generation.params.seed
+        token = choose(batch, q, seed=seed, position=position, start=frame.first)
+        self._dialogue = (frame.start, frame.drafted, frame.accepted)
+        if token is None:
+            have = frame.first + len(batch)
+            return None, (Correct(session=self.number, position=position, have=have),)
+        step_name = (
+            ResidualStep.FIRST_PROPOSALS if frame.first == 0 else ResidualStep.MORE_PROPOSALS
+        )
+        return self._chosen(token, step_name)
+
+    def on_row(self, frame: Row, now: float) -> tuple[Step | None, tuple[Message, ...]]:
+        """The last resort: p itself."""
+        start, _, accepted = self._dialogue
+        if frame.position != start + accepted or not self._in_dialogue(
+            start, accepted, self.generation.sequence.epoch, now
+        ):
+            return None, ()
+        ids = np.frombuffer(frame.ids, dtype="<i4").astype(np.int64)
+        weights = np.frombuffer(frame.weights, dtype="<f4").astype(np.float32)
+        if not len(ids) or (np.diff(ids) <= 0).any() or not np.isfinite(weights.max()):
+            raise RemoteError(Code.MALFORMED, "row of no valid distribution", self.number)
+        p = Distribution(ids, weights, rng.token_offsets(ids))
+        q = self._rows[accepted][1]
+        seed = self.generation.params.seed
+        token = residual_draw(p, q, seed=seed, position=frame.position)
+        return self._chosen(token, ResidualStep.FULL_ROW)
+
+    def _in_dialogue(self, start: int, accepted: int, epoch: int, now: float) -> bool:
+        sequence = self.generation.sequence
+        if self._old(start, now) or self.generation.finish is not None:
+            return False
+        if epoch != sequence.epoch or accepted >= len(sequence.tail) or not self._needs_q:
+            raise RemoteError(Code.STATE, "rejection of a draft that was never sent", self.number)
+        return True
+
+    def _chosen(self, token: int, how: ResidualStep) -> tuple[Step, tuple[Message, ...]]:
+        _, drafted, accepted = self._dialogue
+        sequence = self.generation.sequence
+        position = sequence.base + accepted
+        tokens = (*sequence.tail[:accepted], token)
+        step = self._commit(tokens, (*[Origin.DRAFT] * accepted, Origin.CORRECTION))
+        self.generation.count(
+            drafted=drafted, accepted=accepted, kept=len(step.tokens), residual=how.value
+        )
+        return step, (Correct(session=self.number, position=position, token=token),)
+
+    # ---------------------------------------------------------------- time and failure
+
+    @property
+    def deadline(self) -> float | None:
+        """When `retry` is due; None while nothing is outstanding."""
+        waiting = self._sent > 0 or self._asked == self.generation.sequence.base
+        if self.generation.finish is not None or not waiting:
+            return None
+        return self._progress + self._retry_after
+
+    def retry(self, now: float) -> tuple[Message, ...]:
+        """Send what is unanswered again, exactly as it was."""
+        self._sent = 0
+        self._asked = None
+        return self.unsent(now)
+
+    @property
+    def prefix_digest(self) -> bytes:
+        """Digest of the committed prefix, for RESUME."""
+        return self._digest.of(self.generation.sequence.committed)

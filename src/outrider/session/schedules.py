@@ -1,0 +1,68 @@
+"""Schedules: one row of two policies each (SYSTEM.md, Schedules).
+
+No pipeline is a loop of its own. A schedule says how the edge fills its window and when the
+cloud runs a forward; everything else is the same machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from outrider.session.cloud import StepPolicy, Take
+from outrider.session.edge import WindowPolicy
+
+MAX_WINDOW: Final = 256
+"""Most unjudged drafts of a session: two seconds ahead of a fast draft model."""
+DEFAULT_WINDOW: Final = 16
+"""Run-ahead of the streaming schedules (our default): enough to cover a 100 ms round trip at
+6 ms a draft."""
+
+
+class Schedule(StrEnum):
+    """Names as users write them."""
+
+    SYNC = "sync"
+    STREAM = "stream"
+    FREERUN = "freerun"
+    CLOUD_ONLY = "cloud-only"
+    COLOCATED = "colocated"
+    EDGE_ONLY = "edge-only"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A schedule made concrete."""
+
+    window: WindowPolicy
+    step: StepPolicy
+    take: Take
+    cloud_draft: int = 0
+    """Drafts a block made by the cloud itself (co-located speculation); 0: none."""
+
+
+def plan(schedule: Schedule, *, draft_length: int, window: int) -> Plan:
+    """The two policies of a schedule.
+
+    `draft_length`: K of the synchronous loops. `window`: run-ahead of the streaming ones.
+    Raises ValueError for EDGE_ONLY, which needs no cloud and no plan.
+    """
+    match schedule:
+        case Schedule.SYNC:
+            edge = WindowPolicy(window=draft_length, chunk=max(draft_length, 1), wait_empty=True)
+            return Plan(window=edge, step=StepPolicy.WAIT, take=Take.ALL)
+        case Schedule.STREAM:
+            edge = WindowPolicy(window=window, chunk=1)
+            return Plan(window=edge, step=StepPolicy.WAIT, take=Take.BEST)
+        case Schedule.FREERUN:
+            edge = WindowPolicy(window=window, chunk=1, asks=False)
+            return Plan(window=edge, step=StepPolicy.STEP, take=Take.BEST)
+        case Schedule.CLOUD_ONLY:
+            edge = WindowPolicy(window=0, chunk=1, asks=False)
+            return Plan(window=edge, step=StepPolicy.STEP, take=Take.ALL)
+        case Schedule.COLOCATED:
+            edge = WindowPolicy(window=0, chunk=1, asks=False)
+            return Plan(window=edge, step=StepPolicy.STEP, take=Take.ALL, cloud_draft=draft_length)
+        case Schedule.EDGE_ONLY:
+            raise ValueError("edge-only runs without a cloud")
