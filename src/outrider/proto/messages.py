@@ -95,6 +95,8 @@ class Open(Frozen, tag="open", frozen=True, kw_only=True):
     """Cloud step policy: 'wait' or 'step' (free-run)."""
     take: str = "all"
     """'all': judge every pending draft at once; 'best': as many as pay."""
+    cloud_draft: int = 0
+    """Drafts a block that the cloud makes itself (co-located speculation); 0: none."""
 
 
 class Resume(Frozen, tag="resume", frozen=True, kw_only=True):

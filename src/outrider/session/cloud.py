@@ -211,6 +211,17 @@ class CloudSession:
         self._pending_q.clear()
 
     @property
+    def wants(self) -> bool:
+        """Is there a forward to run for this session now?"""
+        idle = self._job is None and self._open is None and self.generation.finish is None
+        return idle and self._wanted
+
+    @property
+    def ready_at(self) -> float:
+        """Since when (seconds) the wanted forward could have run."""
+        return self._ready_at
+
+    @property
     def _wanted(self) -> bool:
         """Would a forward run now, by the step policy?"""
         if self.policy is StepPolicy.STEP or self._pending:
@@ -221,9 +232,7 @@ class CloudSession:
 
     def next_job(self, costs: RowCosts) -> VerifyJob | None:
         """The forward this session wants now, or None. Called again after `complete`."""
-        if self._job is not None or self._open is not None or self.generation.finish is not None:
-            return None
-        if not self._wanted:
+        if not self.wants:
             return None
         # The target's own token takes the last place of the answer.
         usable = min(len(self._pending), self.generation.tokens_left - 1)
@@ -238,21 +247,29 @@ class CloudSession:
         return job
 
     def complete(
-        self, rows: npt.NDArray[np.float32], load: Load, now: float
+        self,
+        rows: npt.NDArray[np.float32],
+        load: Load,
+        now: float,
+        *,
+        own_draft: core_draft.Draft | None = None,
     ) -> tuple[Message, ...]:
-        """The forward is done: judge, commit, answer. float32 [len(drafts) + 1, vocab]."""
+        """The forward is done: judge, commit, answer. float32 [drafts + 1, vocab].
+
+        `own_draft`: what the cloud drafted itself for this forward (co-located speculation).
+        """
         if self._job is None:
             raise ValueError("no forward is in flight")
         job, self._job = self._job, None
         self._ready_at = now
         if self.generation.finish is not None:
             return ()
-        draft = core_draft.Draft(tokens=job.drafts, q=self._job_q)
+        draft = own_draft or core_draft.Draft(tokens=job.drafts, q=self._job_q)
         outcome = self._verifier.judge(draft, rows, len(job.committed))
         if isinstance(outcome, OpenRejection):
             self._open = _Dialogue(outcome, load, len(job.committed), draft)
             return (self._proposals(self._open),)
-        return self._commit(draft, outcome, load)
+        return self._commit(draft, outcome, load, own_draft=own_draft is not None)
 
     def abandon(self) -> None:
         """The forward failed or was cancelled before it judged anything."""
@@ -260,7 +277,12 @@ class CloudSession:
         self._asked = self.generation.sequence.base
 
     def _commit(
-        self, draft: core_draft.Draft, judgement: Judgement, load: Load
+        self,
+        draft: core_draft.Draft,
+        judgement: Judgement,
+        load: Load,
+        *,
+        own_draft: bool = False,
     ) -> tuple[Message, ...]:
         start = self.generation.sequence.base
         step = self.generation.apply(draft, judgement)
@@ -270,7 +292,7 @@ class CloudSession:
         messages: list[Message] = []
         if step.logprobs:
             messages.append(_logprobs(self.number, start, step.logprobs))
-        if verdict.drafted:
+        if verdict.drafted and not own_draft:
             messages.append(
                 Verdict(
                     session=self.number,

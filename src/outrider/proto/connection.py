@@ -1,0 +1,251 @@
+"""One connection, sans I/O: frames in, messages out, messages in, frames out.
+
+Rules:
+
+1. Both sides speak first: HELLO crosses HELLO. Nothing else is legal before the peer's HELLO.
+2. What may be received is a table of (role, state). A message outside it ends the connection
+   with `state`; a peer never learns more from an error than the table says.
+3. Vocabularies are compared by content. A mismatch ends the connection before any session.
+4. Time is an argument, a deadline a result. A side that heard nothing for `heartbeat` sends
+   PING; after `SILENT_BEATS` heartbeats of silence the link is dead (field case 35).
+
+    state       edge receives                          cloud receives
+    HELLO       Hello, Error                           Hello
+    READY       Opened Verdict Tokens Proposals Row    Open Resume Draft Correct Cancel
+                Logprobs Done Error GoAway Ping Pong   Ping Pong Error
+    DRAINING    as READY                               as READY, but Open is refused (draining)
+    CLOSED      -                                      -
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from outrider.proto.codec import decode, encode
+from outrider.proto.errors import LocalError, RemoteError
+from outrider.proto.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Code,
+    Correct,
+    Done,
+    Draft,
+    Error,
+    GoAway,
+    Hello,
+    Limits,
+    Logprobs,
+    Message,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    Proposals,
+    Resume,
+    Row,
+    Tokens,
+    Verdict,
+)
+
+HEARTBEAT: Final = 5.0
+"""Seconds of silence before a PING (our default; field case 35)."""
+SILENT_BEATS: Final = 2
+"""Heartbeats of silence after which the link counts as dead: the edge must react within two."""
+
+
+class Role(StrEnum):
+    EDGE = "edge"
+    CLOUD = "cloud"
+
+
+class State(StrEnum):
+    HELLO = "hello"
+    READY = "ready"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+_EDGE_HEARS: Final = frozenset(
+    {Opened, Verdict, Tokens, Proposals, Row, Logprobs, Done, Error, GoAway, Ping, Pong}
+)
+_CLOUD_HEARS: Final = frozenset({Open, Resume, Draft, Correct, Cancel, Ping, Pong, Error})
+
+RECEIVES: Final[dict[Role, dict[State, frozenset[type]]]] = {
+    Role.EDGE: {
+        State.HELLO: frozenset({Hello, Error}),
+        State.READY: _EDGE_HEARS,
+        State.DRAINING: _EDGE_HEARS,
+        State.CLOSED: frozenset(),
+    },
+    Role.CLOUD: {
+        State.HELLO: frozenset({Hello}),
+        State.READY: _CLOUD_HEARS,
+        State.DRAINING: _CLOUD_HEARS,
+        State.CLOSED: frozenset(),
+    },
+}
+"""Message types a role may receive in a state. The tests walk it; the docs are drawn from it."""
+
+
+class SilentPeerError(RemoteError):
+    """Nothing was heard for too long."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(Code.STATE, f"nothing heard for {seconds:.1f} s: the link is dead")
+
+
+class Connection:
+    """See the module docstring."""
+
+    def __init__(
+        self, role: Role, hello: Hello, *, now: float, heartbeat: float = HEARTBEAT
+    ) -> None:
+        self.role = role
+        self.state = State.HELLO
+        self.peer: Hello | None = None
+        self.rtt: float | None = None
+        """Seconds of the last PING's round trip."""
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._hello = hello
+        self._heartbeat = heartbeat
+        self._out: list[bytes] = []
+        self._heard = now
+        self._pinged: float | None = None
+        self._queue(hello)
+
+    # ---------------------------------------------------------------- out
+
+    def send(self, message: Message) -> None:
+        """Queue a message for the peer. Raises LocalError when the peer may not hear it now."""
+        hears = RECEIVES[_other(self.role)][self.state]
+        if type(message) not in hears:
+            raise LocalError(f"{type(message).__name__} cannot be sent in state {self.state}")
+        self._queue(message)
+
+    def take(self) -> list[bytes]:
+        """Frames to put on the wire, in order; they are not returned again."""
+        frames, self._out = self._out, []
+        return frames
+
+    def _queue(self, message: Message) -> None:
+        frame = encode(message)
+        self.sent_bytes += len(frame)
+        self._out.append(frame)
+
+    def fail(self, error: RemoteError) -> None:
+        """Tell the peer what was wrong and close: nothing more is received."""
+        if self.state is not State.CLOSED:
+            self._queue(Error(code=error.code, message=error.message))
+            self.state = State.CLOSED
+
+    def close(self) -> None:
+        self.state = State.CLOSED
+
+    def drain(self) -> None:
+        """Cloud: no new sessions from now on."""
+        if self.state is State.READY:
+            self.send(GoAway(message="this verifier is draining: open new sessions elsewhere"))
+            self.state = State.DRAINING
+
+    # ---------------------------------------------------------------- in
+
+    def receive(self, frame: bytes, now: float) -> Message | None:
+        """One frame to one message; None when the connection dealt with it itself.
+
+        Raises RemoteError: with a session number the connection goes on, without it must end.
+        """
+        self._heard = now
+        self._pinged = None
+        self.received_bytes += len(frame)
+        message = decode(frame)
+        if type(message) not in RECEIVES[self.role][self.state]:
+            raise RemoteError(
+                Code.STATE, f"{type(message).__name__} is not allowed in state {self.state}"
+            )
+        match message:
+            case Hello():
+                self._greet(message)
+                return message
+            case Ping():
+                self._queue(Pong(stamp=message.stamp))
+                return None
+            case Pong():
+                self._note_pong(message, now)
+                return None
+            case GoAway():
+                self.state = State.DRAINING
+                return message
+            case Open() if self.state is State.DRAINING:
+                raise RemoteError(Code.DRAINING, "no new sessions here", message.session)
+            case _:
+                return message
+
+    def _greet(self, hello: Hello) -> None:
+        own = self._hello
+        if PROTOCOL_VERSION not in hello.versions:
+            raise RemoteError(
+                Code.VERSION, f"this side speaks version {PROTOCOL_VERSION}, not {hello.versions}"
+            )
+        if hello.role == self.role:
+            raise RemoteError(Code.STATE, f"both sides say they are the {hello.role}")
+        if hello.fingerprint != own.fingerprint or hello.vocab_size != own.vocab_size:
+            raise RemoteError(
+                Code.VOCABULARY,
+                "draft and target have different tokenizers "
+                f"({hello.vocab_size} ids, {hello.fingerprint[:12]} against {own.vocab_size} ids, "
+                f"{own.fingerprint[:12]}): use a draft made for this target",
+            )
+        self.peer = hello
+        self.state = State.READY
+
+    @property
+    def limits(self) -> Limits:
+        """The smaller of both sides' limits."""
+        if self.peer is None:
+            return self._hello.limits
+        a, b = self._hello.limits, self.peer.limits
+        return Limits(
+            frame_bytes=min(a.frame_bytes, b.frame_bytes),
+            window=min(a.window, b.window),
+            sessions=min(a.sessions, b.sessions),
+            prompt_tokens=min(a.prompt_tokens, b.prompt_tokens),
+        )
+
+    # ---------------------------------------------------------------- time
+
+    def _note_pong(self, pong: Pong, now: float) -> None:
+        # The stamp is our own clock; a forged one can only spoil this edge's own estimate.
+        if 0.0 <= now - pong.stamp < 3600.0:
+            self.rtt = now - pong.stamp
+        self._pinged = None
+
+    def ping(self, now: float) -> None:
+        """Measure the round trip now."""
+        if self.state in (State.READY, State.DRAINING):
+            self._queue(Ping(stamp=now))
+            self._pinged = now
+
+    @property
+    def deadline(self) -> float:
+        """When `tick` is due."""
+        if self._pinged is not None:
+            return self._heard + SILENT_BEATS * self._heartbeat
+        return self._heard + self._heartbeat
+
+    def tick(self, now: float) -> None:
+        """Time passed: send a PING, or raise SilentPeerError when the peer has gone."""
+        if self.state is State.CLOSED:
+            return
+        silent = now - self._heard
+        if silent >= SILENT_BEATS * self._heartbeat:
+            raise SilentPeerError(silent)
+        if silent >= self._heartbeat and self._pinged is None:
+            if self.state is not State.HELLO:
+                self._queue(Ping(stamp=now))
+            self._pinged = now
+
+
+def _other(role: Role) -> Role:
+    return Role.CLOUD if role is Role.EDGE else Role.EDGE
