@@ -34,6 +34,8 @@ GOLDEN: Final = 0x9E3779B97F4A7C15
 MASK: Final = (1 << 64) - 1
 _M1: Final = 0xBF58476D1CE4E5B9
 _M2: Final = 0x94D049BB133111EB
+_GOLDEN64, _M1_64, _M2_64 = np.uint64(GOLDEN), np.uint64(_M1), np.uint64(_M2)
+_ONE, _SHIFT_12, _SHIFT_27, _SHIFT_30, _SHIFT_31 = (np.uint64(n) for n in (1, 12, 27, 30, 31))
 
 U64Array = npt.NDArray[np.uint64]
 F64Array = npt.NDArray[np.float64]
@@ -73,10 +75,15 @@ def key(seed: int, purpose: Purpose, position: int, index: int = 0) -> int:
     return mix((stream + (position + 1) * GOLDEN) & MASK)
 
 
+def token_uniform(draw_key: int, token: int) -> float:
+    """v of one token id, in (0, 1)."""
+    x = mix((draw_key + (token + 1) * GOLDEN) & MASK)
+    return ((x >> 12) + 0.5) * 2.0**-52
+
+
 def uniform(seed: int, purpose: Purpose, position: int, index: int = 0) -> float:
     """One uniform in (0, 1): the v of token id 0 under the draw's key."""
-    x = mix((key(seed, purpose, position, index) + GOLDEN) & MASK)
-    return ((x >> 12) + 0.5) * 2.0**-52
+    return token_uniform(key(seed, purpose, position, index), 0)
 
 
 def choice_seed(seed: int, choice: int) -> int:
@@ -89,19 +96,19 @@ def choice_seed(seed: int, choice: int) -> int:
 def token_offsets(ids: npt.NDArray[np.int64] | int) -> U64Array:
     """(token + 1) * GOLDEN for given ids, or for range(n): the constant part of the hash."""
     tokens = np.arange(ids, dtype=np.uint64) if isinstance(ids, int) else ids.astype(np.uint64)
-    return (tokens + np.uint64(1)) * np.uint64(GOLDEN)
+    return (tokens + _ONE) * _GOLDEN64
 
 
 def integers(draw_key: int, offsets: U64Array) -> U64Array:
     """The 64-bit integers x(key, token) of all tokens behind `offsets`. A new array."""
     z = offsets + np.uint64(draw_key)
-    t = z >> np.uint64(30)
+    t = z >> _SHIFT_30
     np.bitwise_xor(z, t, out=z)
-    np.multiply(z, np.uint64(_M1), out=z)
-    np.right_shift(z, np.uint64(27), out=t)
+    np.multiply(z, _M1_64, out=z)
+    np.right_shift(z, _SHIFT_27, out=t)
     np.bitwise_xor(z, t, out=z)
-    np.multiply(z, np.uint64(_M2), out=z)
-    np.right_shift(z, np.uint64(31), out=t)
+    np.multiply(z, _M2_64, out=z)
+    np.right_shift(z, _SHIFT_31, out=t)
     np.bitwise_xor(z, t, out=z)
     return z
 
@@ -127,12 +134,12 @@ def rough_integers(draw_key: int, offsets: U64Array, scratch: Scratch) -> U64Arr
     """
     z, t = scratch.x, scratch.y
     np.add(offsets, np.uint64(draw_key), out=z)
-    np.right_shift(z, np.uint64(30), out=t)
+    np.right_shift(z, _SHIFT_30, out=t)
     np.bitwise_xor(z, t, out=z)
-    np.multiply(z, np.uint64(_M1), out=z)
-    np.right_shift(z, np.uint64(27), out=t)
+    np.multiply(z, _M1_64, out=z)
+    np.right_shift(z, _SHIFT_27, out=t)
     np.bitwise_xor(z, t, out=z)
-    np.multiply(z, np.uint64(_M2), out=z)
+    np.multiply(z, _M2_64, out=z)
     return z
 
 
@@ -144,5 +151,5 @@ def rough_limit(v: float) -> np.uint64:
 
 def exponentials(x: U64Array) -> F64Array:
     """Standard exponentials E of 64-bit integers, float64, strictly positive and finite."""
-    v = ((x >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    v = ((x >> _SHIFT_12).astype(np.float64) + 0.5) * 2.0**-52
     return -np.log1p(-v)

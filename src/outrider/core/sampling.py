@@ -34,6 +34,9 @@ GREEDY_BELOW: Final = 1e-5
 _NEAR_NATS: Final = 7.0
 """`Distribution.draw` looks at ids this close to the likeliest one by one, and at the others only
 when their noise is small enough to make up for it. Any value is exact; 7 is fast on real rows."""
+_MAX_SHIFT: Final = 700.0
+"""Distances from the likeliest id are cut off here before exp(), which would overflow. E lies in
+[2**-53, 36.8]: an id more than 40.4 nats below never wins anyway."""
 _FEW: Final = 64
 """Up to so many ids are simply decided in float64: ruling some out first would cost more."""
 
@@ -225,8 +228,8 @@ class Distribution:
         )
         border = self.top - np.float32(_NEAR_NATS)
         near = np.flatnonzero(self.weights >= border)
-        in_hand = self._scores(draw_key, np.append(near[:_FEW], self._likeliest))
-        best = float(in_hand.min()) * math.exp(tolerance)
+        in_hand = min(self._score(draw_key, i) for i in (self._likeliest, *near[:4].tolist()))
+        best = in_hand * math.exp(tolerance)
         near = near[rough[near] <= rng.rough_limit(best)]
         further = float(self.top) - float(border)
         far = np.flatnonzero(rough <= rng.rough_limit(best * math.exp(-further)))
@@ -237,9 +240,13 @@ class Distribution:
         """Exact E/p (times a constant) of the chosen candidates, float64."""
         x = rng.integers(draw_key, self._offsets[index])
         shift = float(self.top) - self.weights[index].astype(np.float64)
-        with np.errstate(over="ignore"):
-            scores: F64Array = rng.exponentials(x) * np.exp(shift)
+        scores: F64Array = rng.exponentials(x) * np.exp(np.minimum(shift, _MAX_SHIFT))
         return scores
+
+    def _score(self, draw_key: int, index: int) -> float:
+        """One of them for an id near the top, up to an ulp: a bound, never a decision."""
+        noise = -math.log1p(-rng.token_uniform(draw_key, int(self.ids[index])))
+        return noise * math.exp(float(self.top) - float(self.weights[index]))
 
 
 def _check_top(top: np.float32) -> None:
@@ -371,27 +378,31 @@ def _top_k(weights: FloatRow, k: int) -> npt.NDArray[np.intp]:
 
 
 def _top_p(weights: FloatRow, top_p: float) -> npt.NDArray[np.intp]:
-    """Indices of the smallest likeliest set that holds at least top_p, ascending.
+    """Indices of the smallest likeliest set that holds at least top_p, ascending; equal weights
+    count in the order of their indices.
 
-    Equal weights count in the order of their indices. Only the ids around the border are
-    sorted: ever smaller probabilities are let in, eight times smaller each time, until those
-    let in hold enough; the border lies among the last ones.
+    Bisection on the weight brackets the border of the set; only what lies in the bracket is
+    sorted. It starts at ids so unlikely that n of them hold less than 1 - top_p together.
     """
-    p = np.exp(weights - weights.max())
-    aim = top_p * float(p.sum(dtype=np.float64))
-    lowest = float(np.finfo(np.float32).tiny)
-    cut, inside, held = 2.0**-3, np.zeros(0, dtype=np.intp), 0.0
-    while True:
-        found = np.flatnonzero(p >= np.float32(cut))
-        mass = float(p[found].sum(dtype=np.float64))
-        if mass >= aim or cut <= lowest:
-            break
-        inside, held, cut = found, mass, cut / 8
-    border = found if not held else found[p[found] < np.float32(cut * 8)]
+    top = float(weights.max())
+    p = np.exp(weights - np.float32(top))
+    total = float(p.sum(dtype=np.float64))
+    low, high = math.log((1.0 - top_p) / len(p) * total), 0.0  # nats, relative to the top
+    border = np.flatnonzero(weights >= np.float32(top + low))
+    inside, held = [], 0.0
+    while len(border) > _FEW and high - low > 1e-3:
+        middle = (low + high) / 2
+        above = weights[border] >= np.float32(top + middle)
+        mass = float(p[border[above]].sum(dtype=np.float64))
+        if held + mass >= top_p * total:
+            border, low = border[above], middle
+        else:
+            inside.append(border[above])
+            border, high, held = border[~above], middle, held + mass
     order = border[np.argsort(-weights[border], kind="stable")]
     reached = held + np.cumsum(p[order], dtype=np.float64)
-    count = int(np.searchsorted(reached, aim)) + 1
-    kept: npt.NDArray[np.intp] = np.sort(np.concatenate([inside, order[:count]]))
+    count = int(np.searchsorted(reached, top_p * total)) + 1
+    kept: npt.NDArray[np.intp] = np.sort(np.concatenate([*inside, order[:count]]))
     return kept
 
 

@@ -29,6 +29,10 @@ MAX_BIAS: Final = 100.0
 """Largest absolute logit bias (OpenAI's limit); -100 and 100 ban and force in practice."""
 MAX_BIASED_TOKENS: Final = 1024
 """Most ids a logit_bias may name."""
+MAX_STOP_IDS: Final = 1024
+"""Most ids that may end the text."""
+MIN_REPETITION_PENALTY: Final = 0.01
+"""Smallest repetition penalty: logits are divided by it and must stay far from overflow."""
 
 
 class ParameterError(ValueError):
@@ -67,18 +71,27 @@ class Rule(StrEnum):
 
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ParameterError(name, f"must be a finite number, got {value!r}")
-    if value < low or value > high or (open_low and value == low):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ParameterError(name, f"must be a number, got {_shown(value)}")
+    # Compared before any conversion: an int may be too large for a float. NaN fails both.
+    if not low <= value <= high or (open_low and value == low):
         bracket = "(" if open_low else "["
-        raise ParameterError(name, f"must be in {bracket}{low:g}, {high:g}], got {value!r}")
+        raise ParameterError(name, f"must be in {bracket}{low:g}, {high:g}], got {_shown(value)}")
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ParameterError(name, f"must be an integer, got {value!r}")
+        raise ParameterError(name, f"must be an integer, got {_shown(value)}")
     if not low <= value <= high:
-        raise ParameterError(name, f"must be in [{low}, {high}], got {value!r}")
+        raise ParameterError(name, f"must be in [{low}, {high}], got {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    """A refused value as it may stand in a message: never long, never an error by itself."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,18 +134,24 @@ class SamplingParams:
         _integer("top_k", self.top_k, 0, 2**31 - 1)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _number("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 100.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         _integer("seed", self.seed, 0, MAX_SEED)
+        if not isinstance(self.ignore_eos, bool):
+            raise ParameterError(
+                "ignore_eos", f"must be true or false, got {_shown(self.ignore_eos)}"
+            )
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         self._check_bias()
         self._check_stops()
 
     def _check_bias(self) -> None:
+        if not isinstance(self.logit_bias, Mapping):
+            raise ParameterError("logit_bias", "must map token ids to numbers")
         if len(self.logit_bias) > MAX_BIASED_TOKENS:
             raise ParameterError("logit_bias", f"at most {MAX_BIASED_TOKENS} ids")
         for token, bias in self.logit_bias.items():
@@ -141,15 +160,21 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
 
     def _check_stops(self) -> None:
-        if isinstance(self.stop, str):
-            raise ParameterError("stop", "must be a tuple of strings, not one string")
+        if not isinstance(self.stop, tuple | list):
+            raise ParameterError("stop", "must be a tuple of strings")
+        object.__setattr__(self, "stop", tuple(self.stop))
         if len(self.stop) > MAX_STOPS:
             raise ParameterError("stop", f"at most {MAX_STOPS} strings, got {len(self.stop)}")
         for text in self.stop:
             if not isinstance(text, str) or not text or len(text) > MAX_STOP_CHARS:
                 raise ParameterError("stop", f"each must have 1 to {MAX_STOP_CHARS} characters")
+        if not isinstance(self.stop_token_ids, frozenset | set | tuple | list):
+            raise ParameterError("stop_token_ids", "must be a set of token ids")
+        if len(self.stop_token_ids) > MAX_STOP_IDS:
+            raise ParameterError("stop_token_ids", f"at most {MAX_STOP_IDS} ids")
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
+        object.__setattr__(self, "stop_token_ids", frozenset(self.stop_token_ids))
 
     @property
     def filters(self) -> bool:

@@ -77,8 +77,9 @@ class Rejection:
 
     @property
     def residual_floor(self) -> float:
-        """A lower bound of Z = TV(p, q) that the cloud knows: q(x) - p(x) > 0."""
-        return max(self.q - self.p, 0.0)
+        """A lower bound of Z = TV(p, q) that the cloud knows: q(x) - p(x) > 0. A q that is no
+        probability says nothing."""
+        return max(0.0, min(self.q, 1.0) - self.p) if math.isfinite(self.q) else 0.0
 
 
 def target_token(dist: Distribution, seed: int, position: int) -> int:
@@ -168,8 +169,8 @@ def residual_draw(p: Distribution, q: Distribution, *, seed: int, position: int)
     if not float(left[keep].sum()) > RESIDUAL_FLOOR:  # also catches NaN
         return p.draw(draw_key)
     ids = p.ids[keep]
-    weights = np.log(left[keep]).astype(np.float32)
-    return Distribution(ids, weights, rng.token_offsets(ids)).draw(draw_key)
+    noise = rng.exponentials(rng.integers(draw_key, rng.token_offsets(ids)))
+    return int(ids[int((noise / left[keep]).argmin())])
 
 
 def resolve_rejection(

@@ -16,9 +16,9 @@ import numpy as np
 from outrider.core import rng
 from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.rng import Purpose
-from outrider.core.sampling import Distribution, History, SamplingPipeline
+from outrider.core.sampling import Distribution, History, RowError, SamplingPipeline
 from outrider.core.tokens import Rule, SamplingParams
-from outrider.engines.base import Block, LanguageModel, plan_prefix
+from outrider.engines.base import Block, EngineError, LanguageModel, plan_prefix
 from outrider.engines.lookup import NgramIndex
 
 
@@ -119,7 +119,10 @@ class _ModelVoice:
         row = self._model.forward([block])[0][0]
         for token in context[self._prompt_length + len(self._history) :]:
             self._history.push(token)
-        q = self._pipeline.distribution(row, self._history)
+        try:
+            q = self._pipeline.distribution(row, self._history)
+        except RowError as error:
+            raise EngineError(f"draft model {self._model.info.name}: {error}") from None
         return q, q.draw(rng.key(self._seed, self._purpose, len(context)))
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ def scripted_law(script: Sequence[int], *, start: int, width: int, filler: int =
 
 
 def random_law(seed: int, width: int, *, order: int = 2, sharpness: float = 2.0) -> Law:
-    """Normal logits (standard deviation `sharpness`) drawn from a hash of the last ids."""
+    """Laplace logits (scale `sharpness`) drawn from a hash of the last `order` >= 1 ids."""
     offsets = rng.token_offsets(width)
 
     def law(context: tuple[int, ...]) -> FloatRow:

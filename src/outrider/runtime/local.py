@@ -7,13 +7,14 @@ is in `core` and `session`, where the networked drivers use it too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from outrider.core.draft import NO_DRAFT, Draft
+from outrider.core.sampling import RowError
 from outrider.core.tokens import FinishReason, ParameterError, Rule, SamplingParams, TokenLogprob
-from outrider.engines.base import Block, LanguageModel, plan_prefix
+from outrider.engines.base import Block, EngineError, LanguageModel, plan_prefix
 from outrider.engines.drafters import Drafter, DraftSession
 from outrider.session.generation import Counters, Generation, Step, TextStream
 from outrider.session.verifier import Judgement, Verifier
@@ -134,8 +135,9 @@ class GenerationResult:
 class GenerationStream:
     """Iterate for `Step`s; `result` is there once iteration ended or `close` was called.
 
-    Leaving the loop early (break, Ctrl-C, an exception) and closing cancels the generation:
-    the draft's slot is freed and the target's slot keeps only committed tokens.
+    Closing early cancels the generation: the draft's slot is freed and the target's slot keeps
+    only committed tokens. An exception while a step is made does the same. `with` closes; a
+    loop left by `break` without it stays open until `close`.
     """
 
     def __init__(self, owner: LocalGenerator, request: GenerationRequest) -> None:
@@ -148,15 +150,20 @@ class GenerationStream:
         self._marks: list[tuple[float, int]] = []
         self._result: GenerationResult | None = None
 
+    def __enter__(self) -> GenerationStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __iter__(self) -> Iterator[Step]:
         return self._rounds
 
     def close(self) -> None:
         """Stop now and clean up; `result` then covers what was committed."""
         self._rounds.close()
-        if self._result is None:
-            self._life.end()
-            self._result = self._summary()
+        if self._result is None:  # not one step was asked for
+            self._end()
 
     @property
     def result(self) -> GenerationResult:
@@ -173,7 +180,12 @@ class GenerationStream:
                 self._marks.append((self._owner.clock(), len(step.tokens)))
                 yield step
         finally:
+            self._end()
+
+    def _end(self) -> None:
+        try:
             self._life.end()
+        finally:
             self._result = self._summary()
 
     def _summary(self) -> GenerationResult:
@@ -250,9 +262,9 @@ class LocalGenerator:
         if self._busy:
             raise RuntimeError("one request at a time: finish or close the running stream first")
         info = self.target.info
-        for token in request.prompt_ids:
-            if not 0 <= token < info.vocab_size:
-                raise ParameterError("prompt", f"token id {token} is not in the vocabulary")
+        _check_ids("prompt", request.prompt_ids, info.vocab_size)
+        _check_ids("logit_bias", request.params.logit_bias, info.vocab_size)
+        _check_ids("stop_token_ids", request.params.stop_token_ids, info.vocab_size)
         generation = Generation(
             request.prompt_ids,
             request.params,
@@ -266,8 +278,17 @@ class LocalGenerator:
         self._busy = True
         return life
 
-    def _finished(self) -> None:
+    def _finished(self, *, slot_usable: bool) -> None:
         self._busy = False
+        if not slot_usable and self._slot is not None:
+            slot, self._slot = self._slot, None
+            self.target.close(slot)
+
+
+def _check_ids(field_name: str, ids: Iterable[int], vocab_size: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise ParameterError(field_name, f"token id {token} is not in [0, {vocab_size - 1}]")
 
 
 class _Life:
@@ -289,11 +310,6 @@ class _Life:
             end_ids=frozenset() if request.params.ignore_eos else info.eos_token_ids,
             watch_ties=not info.deterministic,
         )
-        self._drafts: DraftSession | None = None
-        if owner.drafter is not None and request.draft_length > 0:
-            self._drafts = owner.drafter.session(
-                len(request.prompt_ids), request.params, request.rule
-            )
         self._passes_before = owner.target.passes
         self._ended = False
         self.passes = 0
@@ -301,6 +317,12 @@ class _Life:
         self.target_s = 0.0
         self.started = owner.clock()
         self._reuse_prefix()
+        # Last, since nobody would close it if something above failed.
+        self._drafts: DraftSession | None = None
+        if owner.drafter is not None and request.draft_length > 0:
+            self._drafts = owner.drafter.session(
+                len(request.prompt_ids), request.params, request.rule
+            )
 
     def _reuse_prefix(self) -> None:
         target = self._owner.target
@@ -326,7 +348,10 @@ class _Life:
         rows = target.forward([block])[0]
         self.draft_s += drafted - began
         self.target_s += clock() - drafted
-        judgement = self._verifier.judge(draft, rows, sequence.base)
+        try:
+            judgement = self._verifier.judge(draft, rows, sequence.base)
+        except RowError as error:
+            raise EngineError(f"target model {target.info.name}: {error}") from None
         assert isinstance(judgement, Judgement), "a co-located draft always brings its rows"
         step = self.generation.apply(draft, judgement)
         self._drop_unjudged()
@@ -350,7 +375,11 @@ class _Life:
             return
         self._ended = True
         self.passes = self._owner.target.passes - self._passes_before
-        if self._drafts is not None:
-            self._drafts.close()
-        self._drop_unjudged()
-        self._owner._finished()
+        usable = False
+        try:
+            if self._drafts is not None:
+                self._drafts.close()
+            self._drop_unjudged()
+            usable = True
+        finally:
+            self._owner._finished(slot_usable=usable)

@@ -145,15 +145,21 @@ class Generation:
         drafted: int,
         accepted: int,
         kept: int,
-        near_ties: int = 0,
+        near_ties: Sequence[bool] = (),
         residual: str | None = None,
     ) -> None:
-        """Count a round of which `kept` tokens were committed (fewer when the answer ended)."""
+        """Count a round of which `kept` tokens were committed (fewer when the answer ended).
+
+        `near_ties`: one for each token of the block; `residual`: how its correction was found.
+        """
         # Of a block cut short only the drafts up to the cut were judged for this answer.
         whole = min(drafted, accepted + 1)
         judged = whole if kept > accepted else kept
         self.counters.add(
-            judged=judged, accepted=min(accepted, kept), near_ties=near_ties, residual=residual
+            judged=judged,
+            accepted=min(accepted, kept),
+            near_ties=sum(near_ties[:kept]),
+            residual=residual if kept > accepted else None,
         )
 
     def commit(

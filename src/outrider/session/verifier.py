@@ -39,7 +39,8 @@ class Judgement:
     verdict: Verdict
     logprobs: tuple[TokenLogprob, ...] = ()
     """One for each committed token of the block, when asked for."""
-    near_ties: int = 0
+    near_ties: tuple[bool, ...] = ()
+    """For each committed token, whether the target nearly chose another; empty: not watched."""
     residual: ResidualStep | None = None
     """Which step of the residual dialogue produced the correction (ratio rule)."""
 
@@ -80,7 +81,8 @@ class Verifier:
     ) -> None:
         self._params = params
         self._rule = rule
-        self._watch_ties = watch_ties
+        # Only the coupled rule promises one certain token; ratio accepts by another test.
+        self._watch_ties = watch_ties and rule is Rule.COUPLED
         self._tie_nats = tie_nats
         self._pipeline = SamplingPipeline(
             params, vocab_size=vocab_size, end_ids=end_ids, watch_ties=watch_ties
@@ -96,10 +98,21 @@ class Verifier:
         Row i is the target's next-token logits given the committed prefix and drafts 0..i-1.
         Under the ratio rule a rejection needs q: with `draft.rows` it is resolved here, without
         them the answer is an OpenRejection and `settle` ends it once the token is known.
-        Afterwards the history includes the committed tokens.
+        Afterwards the history includes the committed tokens; after an exception it is as before.
         """
         if len(rows) != len(draft) + 1:
             raise ValueError(f"{len(rows)} rows for a block of {len(draft)} drafts")
+        before = len(self.history)
+        try:
+            return self._judge(draft, rows, position)
+        except BaseException:
+            self._block = None
+            self.history.truncate(before)
+            raise
+
+    def _judge(
+        self, draft: Draft, rows: npt.NDArray[np.float32], position: int
+    ) -> Judgement | OpenRejection:
         seen: list[Distribution] = []
 
         def at(i: int) -> Distribution:
@@ -145,9 +158,9 @@ class Verifier:
         ids = self._pipeline.ids
         return tuple(token_logprob(rows[i], ids, t, wanted) for i, t in enumerate(fixed))
 
-    def _near_ties(self, seen: Sequence[Distribution], position: int) -> int:
+    def _near_ties(self, seen: Sequence[Distribution], position: int) -> tuple[bool, ...]:
         if not self._watch_ties:
-            return 0
+            return ()
         keys = (rng.key(self._params.seed, Purpose.TOKEN, position + i) for i in range(len(seen)))
         gaps = (d.margin(k, self._tie_nats) for d, k in zip(seen, keys, strict=True))
-        return sum(gap <= self._tie_nats for gap in gaps)
+        return tuple(gap <= self._tie_nats for gap in gaps)
