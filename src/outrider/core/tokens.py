@@ -6,7 +6,6 @@ Positions are absolute in the request: position 0 is the first prompt token.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
