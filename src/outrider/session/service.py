@@ -84,6 +84,7 @@ class Work:
     job: VerifyJob
     params: SamplingParams
     rule: Rule
+    prompt_length: int
     cloud_draft: int
     """Draft this many here first (co-located speculation); 0: judge job.drafts."""
 
@@ -138,6 +139,7 @@ class CloudService:
         self._by_uid: dict[tuple[str, bytes], int] = {}
         self._next_key = 0
         self._running: dict[int, _Entry] = {}
+        self._blocked: set[int] = set()
         self._draining = False
 
     # ---------------------------------------------------------------- connections
@@ -156,11 +158,19 @@ class CloudService:
 
     def disconnected(self, connection: int, now: float) -> None:
         """The link went: its sessions are detached, finished ones too (DONE may be lost)."""
+        self._blocked.discard(connection)
         peer = self._peers.pop(connection, None)
         for key in peer.keys.values() if peer else ():
             entry = self._entries[key]
             entry.connection = None
             entry.lost_at = now
+
+    def block(self, connection: int, *, blocked: bool) -> None:
+        """A reader does not keep up: no forwards for its sessions until it does (I7)."""
+        if blocked:
+            self._blocked.add(connection)
+        else:
+            self._blocked.discard(connection)
 
     def drain(self) -> None:
         """Refuse new sessions; running ones go on."""
@@ -170,15 +180,21 @@ class CloudService:
 
     def receive(self, connection: int, message: Message, now: float) -> list[Outgoing]:
         """One message of a connected peer. Session faults are answered, not raised."""
-        peer = self._peers[connection]
         try:
-            replies = self._dispatch(peer, connection, message, now)
+            replies = self._dispatch(self._peers[connection], connection, message, now)
         except RemoteError as error:
             if error.session is None:
                 raise
-            self._forget(peer, error.session)
-            replies = [Error(code=error.code, message=error.message, session=error.session)]
+            return self.refuse(connection, error)
         return [Outgoing(connection=connection, message=m) for m in replies]
+
+    def refuse(self, connection: int, error: RemoteError) -> list[Outgoing]:
+        """End one session with an error; the connection and the other sessions go on."""
+        number = error.session
+        assert number is not None, "an error of the whole connection is raised, not answered"
+        self._forget(self._peers[connection], number)
+        answer = Error(code=error.code, message=error.message, session=number)
+        return [Outgoing(connection=connection, message=answer)]
 
     def _dispatch(
         self, peer: _Peer, connection: int, message: Message, now: float
@@ -349,7 +365,7 @@ class CloudService:
 
     def batch(self) -> list[Work]:
         """The next batch: ready sessions, oldest first, within the row budget."""
-        ready = [e for e in self._entries.values() if e.connection is not None and e.session.wants]
+        ready = [e for e in self._entries.values() if self._may_run(e)]
         ready.sort(key=lambda e: e.session.ready_at)
         work: list[Work] = []
         rows = 0
@@ -366,6 +382,7 @@ class CloudService:
                     job=job,
                     params=entry.params,
                     rule=entry.rule,
+                    prompt_length=entry.session.generation.sequence.prompt_length,
                     cloud_draft=min(entry.cloud_draft, entry.session.generation.tokens_left - 1),
                 )
             )

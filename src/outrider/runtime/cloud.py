@@ -1,0 +1,422 @@
+"""The verifier as a WebSocket server: bytes to `CloudService` and back, forwards on a thread.
+
+Everything that decides is in `session.service`; this file owns sockets, the clock and tasks.
+Deny by default (field case 36): one path speaks the protocol, one tells health, and the first
+asks for a bearer token whenever tokens are configured, before a byte of a body is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import http
+import ipaddress
+import logging
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from outrider.engines.base import EngineError
+from outrider.engines.desk import DeskJob, DeskResult, SlotDesk
+from outrider.engines.tokenizer import Tokenizer
+from outrider.proto.codec import MAX_FRAME_BYTES
+from outrider.proto.connection import Connection, Role, SilentPeerError
+from outrider.proto.errors import LocalError, RemoteError
+from outrider.proto.messages import PROTOCOL_VERSION, Hello, Limits
+from outrider.runtime.worker import EngineThread, Timed
+from outrider.session.service import CloudService, Done, Outgoing, ServiceConfig, Work
+
+log = logging.getLogger("outrider.cloud")
+
+PATH: Final = "/v1/outrider"
+"""The one path that speaks the protocol."""
+HEALTH_PATH: Final = "/health"
+MAX_CONNECTIONS: Final = 256
+MAX_UNSENT_BYTES: Final = 256 * 1024
+"""Bytes queued for a reader before its sessions pause (field case 31)."""
+DROP_UNSENT_BYTES: Final = 4 * MAX_UNSENT_BYTES
+"""Bytes queued for a reader before its connection is closed."""
+DRAIN_SECONDS: Final = 30.0
+"""How long running sessions may go on after a request to stop (our default)."""
+
+
+class ConfigurationError(ValueError):
+    """The server would be unsafe or cannot start; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudConfig:
+    """How to listen and whom to let in."""
+
+    host: str = "127.0.0.1"
+    port: int = 8765
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 (hex) of a bearer token to the tenant's name; empty: no login."""
+    certificate: Path | None = None
+    private_key: Path | None = None
+    insecure: bool = False
+    """Allow listening off loopback without tokens or TLS."""
+    pace: float = 0.0
+    """Seconds added to every forward, standing for a larger target."""
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.private_key is None):
+            raise ConfigurationError("TLS needs both --tls-cert and --tls-key")
+        if self.insecure or is_loopback(self.host):
+            return
+        if not self.tokens or self.certificate is None:
+            raise ConfigurationError(
+                f"listening on {self.host} needs --token-file and --tls-cert/--tls-key; "
+                "use 127.0.0.1, or --insecure on a network you trust"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """True for localhost and loopback addresses."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_tokens(path: Path) -> dict[str, str]:
+    """A token file to hashes: one `name:token` (or a bare token) a line, # for comments."""
+    tokens: dict[str, str] = {}
+    for number, raw in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        name, _, token = line.rpartition(":")
+        if not token.strip():
+            raise ConfigurationError(f"{path} line {number}: no token behind the name")
+        tokens[hash_token(token.strip())] = name or f"tenant-{number}"
+    if not tokens:
+        raise ConfigurationError(f"{path} holds no token")
+    return tokens
+
+
+def hash_token(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class CloudServer:
+    """One target engine behind a WebSocket. `async with` it, or start() and stop()."""
+
+    def __init__(
+        self,
+        desk: SlotDesk,
+        tokenizer: Tokenizer,
+        config: CloudConfig | None = None,
+        *,
+        service: ServiceConfig | None = None,
+    ) -> None:
+        info = desk.model.info
+        self.config = config or CloudConfig()
+        self.desk = desk
+        self.service = CloudService(
+            service
+            or ServiceConfig(
+                vocab_size=info.vocab_size,
+                context_length=info.context_length,
+                eos=info.eos_token_ids,
+                deterministic=info.deterministic,
+            ),
+            tokenizer.text_stream,
+        )
+        self._engine = EngineThread("target", pace=self.config.pace)
+        self._wake = asyncio.Event()
+        self._peers: dict[int, _PeerSocket] = {}
+        self._next = 0
+        self._server: Server | None = None
+        self._loop_task: asyncio.Task[None] | None = None
+        self._releasing: set[asyncio.Task[None]] = set()
+
+    # ---------------------------------------------------------------- life
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when the address is taken."""
+        config = self.config
+        self._server = await serve(
+            self._serve_peer,
+            config.host,
+            config.port,
+            ssl=_tls(config),
+            compression=None,
+            max_size=MAX_FRAME_BYTES,
+            process_request=self._admit,
+            ping_interval=None,  # the protocol has its own heartbeat, both ways
+            write_limit=MAX_UNSENT_BYTES,
+            server_header=None,
+        )
+        self._loop_task = asyncio.create_task(self._run_engine(), name="outrider-engine-loop")
+
+    @property
+    def port(self) -> int:
+        """The port really bound (useful with port 0)."""
+        assert self._server is not None, "not started"
+        return int(next(iter(self._server.sockets)).getsockname()[1])
+
+    async def stop(self, *, drain: float = 0.0) -> None:
+        """Stop: no new sessions, up to `drain` seconds for running ones, then close."""
+        self.service.drain()
+        for peer in self._peers.values():
+            peer.connection.drain()
+            peer.flush()
+        deadline = time.monotonic() + drain
+        while self.service.unfinished and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.gather(self._loop_task, return_exceptions=True)
+        await asyncio.to_thread(self._engine.close)
+
+    async def __aenter__(self) -> CloudServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    # ---------------------------------------------------------------- admission
+
+    def _admit(self, socket: ServerConnection, request: Request) -> Response | None:
+        """Before the upgrade: path, health, login, room. None lets the handshake go on."""
+        path = request.path.split("?", 1)[0]
+        if path == HEALTH_PATH:
+            return socket.respond(http.HTTPStatus.OK, "ok\n")
+        if path != PATH:
+            return socket.respond(http.HTTPStatus.NOT_FOUND, "no such path\n")
+        tenant = self._tenant(request.headers.get("Authorization", ""))
+        if tenant is None:
+            return socket.respond(http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed\n")
+        if len(self._peers) >= MAX_CONNECTIONS:
+            return socket.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections\n")
+        socket.tenant = tenant  # type: ignore[attr-defined]
+        return None
+
+    def _tenant(self, header: str) -> str | None:
+        """The tenant a header logs in as; None: nobody. Compared in constant time."""
+        if not self.config.tokens:
+            return "default"
+        scheme, _, token = header.partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            return None
+        offered = hash_token(token.strip())
+        found = None
+        for known, name in self.config.tokens.items():
+            if hmac.compare_digest(known, offered):
+                found = name
+        return found
+
+    # ---------------------------------------------------------------- one peer
+
+    async def _serve_peer(self, socket: ServerConnection) -> None:
+        self._next += 1
+        number = self._next
+        peer = _PeerSocket(
+            socket, Connection(Role.CLOUD, self._hello(), now=time.monotonic()), number
+        )
+        self._peers[number] = peer
+        self.service.connected(number, socket.tenant)  # type: ignore[attr-defined]
+        peer.flush()
+        writer = asyncio.create_task(peer.write(), name=f"outrider-writer-{number}")
+        watch = asyncio.create_task(self._watch(peer), name=f"outrider-watch-{number}")
+        try:
+            await self._read(peer)
+        except ConnectionClosed:
+            pass
+        except RemoteError as error:
+            log.info("connection %d ended: %s", number, error.code.value)
+            peer.connection.fail(error)
+            peer.flush()
+            await peer.finish()
+        finally:
+            writer.cancel()
+            watch.cancel()
+            await asyncio.gather(writer, watch, return_exceptions=True)
+            del self._peers[number]
+            self.service.disconnected(number, time.monotonic())
+            self._free_slots()
+            await socket.close()
+
+    async def _read(self, peer: _PeerSocket) -> None:
+        async for frame in peer.socket:
+            if isinstance(frame, str):
+                frame = frame.encode()  # text frames are not ours: the codec refuses them
+            now = time.monotonic()
+            try:
+                message = peer.connection.receive(frame, now)
+                replies = [] if message is None else self._handle(peer, message, now)
+            except RemoteError as error:
+                if error.session is None:
+                    raise
+                replies = self.service.refuse(peer.number, error)
+            self._dispatch(replies)
+            peer.flush()
+            self._free_slots()
+            self._wake.set()
+
+    def _handle(self, peer: _PeerSocket, message: object, now: float) -> list[Outgoing]:
+        if isinstance(message, Hello):
+            return []
+        return self.service.receive(peer.number, message, now)  # type: ignore[arg-type]
+
+    async def _watch(self, peer: _PeerSocket) -> None:
+        """Heartbeats of one connection; closes it when the peer has gone silent."""
+        while True:
+            now = time.monotonic()
+            await asyncio.sleep(max(0.01, peer.connection.deadline - now))
+            try:
+                peer.connection.tick(time.monotonic())
+            except SilentPeerError:
+                peer.socket.transport.abort()
+                return
+            peer.flush()
+
+    def _hello(self) -> Hello:
+        info = self.desk.model.info
+        limits = self.service.config
+        return Hello(
+            versions=(PROTOCOL_VERSION,),
+            role=Role.CLOUD.value,
+            agent="outrider",
+            fingerprint=info.fingerprint,
+            vocab_size=info.vocab_size,
+            logits_width=info.logits_width,
+            context_length=info.context_length,
+            limits=Limits(
+                frame_bytes=MAX_FRAME_BYTES,
+                window=limits.max_window,
+                sessions=limits.max_sessions_per_connection,
+                prompt_tokens=limits.max_prompt_tokens,
+            ),
+            rules=tuple(sorted(r.value for r in limits.rules)),
+            deterministic=info.deterministic,
+            model=info.name,
+        )
+
+    def _dispatch(self, outgoing: Sequence[Outgoing]) -> None:
+        touched: set[int] = set()
+        for item in outgoing:
+            peer = self._peers.get(item.connection)
+            if peer is None:
+                continue
+            try:
+                peer.connection.send(item.message)
+            except LocalError:
+                continue  # the connection closed in between
+            touched.add(item.connection)
+        for number in touched:
+            peer = self._peers[number]
+            peer.flush()
+            self.service.block(number, blocked=peer.unsent > MAX_UNSENT_BYTES)
+            if peer.unsent > DROP_UNSENT_BYTES:
+                log.info("connection %d dropped: it does not read", number)
+                peer.socket.transport.abort()
+
+    # ---------------------------------------------------------------- the engine
+
+    async def _run_engine(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self.service.tick(time.monotonic())
+            for number, peer in self._peers.items():
+                self.service.block(number, blocked=peer.unsent > MAX_UNSENT_BYTES)
+            while work := self.service.batch():
+                self._dispatch(await self._forward(work))
+                self._free_slots()
+
+    async def _forward(self, work: list[Work]) -> list[Outgoing]:
+        jobs = [_desk_job(item) for item in work]
+        try:
+            done: Timed[list[DeskResult]] = await self._engine.run(lambda: self.desk.run(jobs))
+        except EngineError as error:
+            log.warning("forward failed: %s", error)
+            return self.service.failed(work, str(error))
+        results = [Done(key=r.key, rows=r.rows, draft=r.draft) for r in done.value]
+        return self.service.finished(results, started=done.started, now=time.monotonic())
+
+    def _free_slots(self) -> None:
+        """Give engine slots of ended sessions back, on the engine's own thread."""
+        keys, self.service.released = self.service.released, []
+        if keys:
+            task = asyncio.create_task(self._release(keys), name="outrider-release")
+            self._releasing.add(task)
+            task.add_done_callback(self._releasing.discard)
+
+    async def _release(self, keys: list[int]) -> None:
+        def release() -> None:
+            for key in keys:
+                self.desk.release(key)
+
+        await self._engine.run(release)
+
+
+class _PeerSocket:
+    """A connection's socket with a queue in front: nobody waits for a slow reader."""
+
+    def __init__(self, socket: ServerConnection, connection: Connection, number: int) -> None:
+        self.socket = socket
+        self.connection = connection
+        self.number = number
+        self.unsent = 0
+        self._frames: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def flush(self) -> None:
+        """Hand what the connection wants to send to the writer."""
+        for frame in self.connection.take():
+            self.unsent += len(frame)
+            self._frames.put_nowait(frame)
+
+    async def write(self) -> None:
+        while True:
+            frame = await self._frames.get()
+            try:
+                await self.socket.send(frame)
+            except ConnectionClosed:
+                return
+            finally:
+                self.unsent -= len(frame)
+                self._frames.task_done()
+
+    async def finish(self) -> None:
+        """Let the last frames out, but not for ever."""
+        try:
+            await asyncio.wait_for(self._frames.join(), timeout=1.0)
+        except TimeoutError:
+            return
+
+
+def _desk_job(item: Work) -> DeskJob:
+    return DeskJob(
+        key=item.key,
+        committed=item.job.committed,
+        drafts=item.job.drafts,
+        own_draft=item.cloud_draft,
+        prompt_length=item.prompt_length,
+        params=item.params,
+        rule=item.rule,
+    )
+
+
+def _tls(config: CloudConfig) -> ssl.SSLContext | None:
+    if config.certificate is None or config.private_key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(config.certificate, config.private_key)
+    return context
