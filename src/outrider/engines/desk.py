@@ -42,6 +42,8 @@ class DeskResult:
 
     key: int
     rows: FloatRow
+    fed: int
+    """Tokens appended to the slot."""
     draft: Draft | None = None
     """What was drafted here; None unless `own_draft` was asked for."""
 
@@ -66,8 +68,8 @@ class SlotDesk:
         ]
         rows = self.model.forward(blocks)
         return [
-            DeskResult(key=job.key, rows=r, draft=draft)
-            for job, r, draft in zip(jobs, rows, drafts, strict=True)
+            DeskResult(key=job.key, rows=r, fed=len(block.tokens), draft=draft)
+            for job, r, block, draft in zip(jobs, rows, blocks, drafts, strict=True)
         ]
 
     def _draft(self, job: DeskJob) -> Draft | None:

@@ -347,7 +347,7 @@ class CloudServer:
         except EngineError as error:
             log.warning("forward failed: %s", error)
             return self.service.failed(work, str(error))
-        results = [Done(key=r.key, rows=r.rows, draft=r.draft) for r in done.value]
+        results = [Done(key=r.key, rows=r.rows, fed=r.fed, draft=r.draft) for r in done.value]
         return self.service.finished(results, started=done.started, now=time.monotonic())
 
     def _free_slots(self) -> None:

@@ -95,6 +95,8 @@ class Done:
 
     key: int
     rows: npt.NDArray[np.float32]
+    fed: int
+    """Tokens the forward appended for this session: more than rows in a prefill or rebuild."""
     draft: CoreDraft | None = None
 
 
@@ -389,11 +391,15 @@ class CloudService:
         self._running.update({w.key: self._entries[w.key] for w in work})
         return work
 
+    def _may_run(self, entry: _Entry) -> bool:
+        here = entry.connection is not None and entry.connection not in self._blocked
+        return here and entry.session.wants
+
     def finished(self, results: Sequence[Done], *, started: float, now: float) -> list[Outgoing]:
         """A batch is done. `started`, `now`: seconds, when its forward began and ended."""
         self.forwards += 1
-        if results:
-            rows = sum(len(r.rows) for r in results)
+        rows = sum(len(r.rows) for r in results)
+        if rows == sum(r.fed for r in results):  # a prefill says nothing about a step's cost
             self.costs.observe(rows, now - started)
         out: list[Outgoing] = []
         for result in results:
