@@ -1,0 +1,313 @@
+"""The engine for decoder-only transformers models on torch, CPU or CUDA.
+
+All arithmetic of the model is transformers' own class; ours are the cache (`slots.py`), the
+attention over it, and which rows share a pass (`passes.py`).
+
+Two settings (SYSTEM.md, Numerics):
+
+* deterministic: every pass has exactly `rows` rows, padded with filler, and every row attends
+  over a span that depends on its own position only. The logits of a position are then the
+  same bits whatever else is in the pass, whichever row it stands at, and however the slot
+  came to hold its ids (block by block, after a rollback, rebuilt elsewhere, copied).
+* otherwise: shapes as they come, which is cheaper.
+
+Rules of state: a slot's ids change only when a whole `forward` has succeeded. A failed one
+leaves ids and lengths as they were and wipes what it may have written behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from outrider.engines.base import (
+    Block,
+    ContextOverflowError,
+    EngineError,
+    FloatRow,
+    IdArray,
+    ModelInfo,
+    SlotError,
+    UnsupportedModelError,
+)
+from outrider.engines.hf_support import (
+    Probe,
+    cache_keyword,
+    probe,
+    require_supported,
+    usable_context,
+)
+from outrider.engines.passes import Pass, Segment, plan_bucketed, plan_plain
+from outrider.engines.slots import (
+    ATTENTION,
+    STEP,
+    Slot,
+    SlotCache,
+    SlotStore,
+    Step,
+    make_step,
+    slot_attention,
+)
+
+DEFAULT_ROWS: Final = 8
+"""Rows of a deterministic pass: a draft of 7 and its head in one pass, at about 1.2 times the
+price of a single row on a CPU."""
+DEFAULT_SLOTS: Final = 16
+PLAIN_ROWS: Final = 512
+"""Most rows of a pass with deterministic off: bounds activations during a long prefill."""
+
+
+class HFModel:
+    """A transformers causal language model behind the LanguageModel protocol."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        name: str,
+        fingerprint: str = "",
+        vocab_size: int | None = None,
+        eos_token_ids: frozenset[int] = frozenset(),
+        deterministic: bool = True,
+        rows: int = DEFAULT_ROWS,
+        max_slots: int = DEFAULT_SLOTS,
+        context_length: int | None = None,
+    ) -> None:
+        """`model`: an instantiated ...ForCausalLM; it is put in eval mode and keeps our
+        attention function from here on. `vocab_size`: ids the tokenizer can produce; None
+        takes the model's whole width."""
+        if rows < 1 or max_slots < 1:
+            raise EngineError(f"rows={rows} and max_slots={max_slots} must be at least 1")
+        require_supported(model.config, type(model), deterministic=deterministic)
+        self._model = model.eval()
+        self._context = usable_context(model.config, context_length)
+        probed = probe(model)
+        AttentionInterface.register(ATTENTION, slot_attention)
+        model.set_attn_implementation(ATTENTION)
+        self._cache = SlotCache(len(probed.shapes))
+        self._cache_keyword = cache_keyword(model)
+        weight = model.get_input_embeddings().weight
+        self._like: Tensor = weight
+        self._store = SlotStore(
+            probed.shapes, context=self._context, dtype=weight.dtype, device=weight.device
+        )
+        self._slots: dict[int, Slot] = {}
+        self._max_slots = max_slots
+        self._rows = rows
+        self._passes = 0
+        self._ids = int(weight.shape[0])
+        width = int(model.get_output_embeddings().weight.shape[0])
+        if vocab_size is not None and not 0 < vocab_size <= width:
+            raise UnsupportedModelError(
+                f"the tokenizer has {vocab_size} ids but the model's output only {width}"
+            )
+        self._info = ModelInfo(
+            name=name,
+            vocab_size=vocab_size or width,
+            logits_width=width,
+            context_length=self._context,
+            fingerprint=fingerprint,
+            dtype=str(weight.dtype).removeprefix("torch."),
+            device=str(weight.device),
+            deterministic=deterministic,
+            eos_token_ids=eos_token_ids,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+        )
+        self._try_out(probed)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def support(self) -> IdArray | None:
+        return None
+
+    @property
+    def passes(self) -> int:
+        return self._passes
+
+    @property
+    def rows(self) -> int:
+        """Rows of a deterministic pass."""
+        return self._rows
+
+    def open(self) -> int:
+        for number in range(self._max_slots):
+            if number not in self._slots:
+                self._slots[number] = Slot()
+                return number
+        raise EngineError(f"all {self._max_slots} slots are taken; close one or raise max_slots")
+
+    def close(self, slot: int) -> None:
+        self._slot(slot)
+        del self._slots[slot]
+
+    def tokens(self, slot: int) -> tuple[int, ...]:
+        return tuple(self._slot(slot).ids)
+
+    def length(self, slot: int) -> int:
+        return len(self._slot(slot).ids)
+
+    def truncate(self, slot: int, length: int) -> None:
+        held = self._slot(slot)
+        if not 0 <= length <= len(held.ids):
+            raise SlotError(f"cannot truncate slot {slot} of {len(held.ids)} ids to {length}")
+        del held.ids[length:]
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        old, new = self._slot(source), self._slot(target)
+        if new.ids:
+            raise SlotError(f"slot {target} is not empty")
+        if not 0 <= length <= len(old.ids):
+            raise SlotError(f"slot {source} holds {len(old.ids)} ids, not {length}")
+        if length:
+            with torch.inference_mode():
+                self._store.copy(old, new, length)
+        new.ids.extend(old.ids[:length])
+
+    def forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
+        slots = self._check(blocks)
+        out = [np.empty((block.rows, self._info.vocab_size), np.float32) for block in blocks]
+        if self._info.deterministic:
+            passes = plan_bucketed(blocks, rows=self._rows, context=self._context)
+        else:
+            passes = plan_plain(blocks, rows=PLAIN_ROWS)
+        finished = False
+        try:
+            with torch.inference_mode():
+                for slot, block in zip(slots, blocks, strict=True):
+                    self._store.reserve(slot, block.start + len(block.tokens))
+                for each in passes:
+                    self._run(each, blocks, slots, out)
+            finished = True
+        finally:
+            if not finished:
+                for slot in slots:
+                    slot.wipe(len(slot.ids))
+        for slot, block in zip(slots, blocks, strict=True):
+            slot.ids.extend(block.tokens)
+        return out
+
+    def _run(
+        self, each: Pass, blocks: Sequence[Block], slots: Sequence[Slot], out: list[FloatRow]
+    ) -> None:
+        """One pass through the model; wanted rows of logits are written into `out`."""
+        fixed = self._info.deterministic
+        rows = self._rows if fixed else each.rows
+        ids = [token for s in each.segments for token in _tokens(s, blocks[s.block])]
+        positions = [s.position + i for s in each.segments for i in range(s.count)]
+        # Filler repeats the last row: always a valid id at a valid position; never stored.
+        ids += ids[-1:] * (rows - len(ids))
+        positions += positions[-1:] * (rows - len(positions))
+        step = make_step(
+            [(slots[s.block], s.position, s.count) for s in each.segments],
+            span=each.span,
+            rows=rows,
+            like=self._like,
+            gather=self._like.is_cuda,
+        )
+        wanted = list(_wanted(each, blocks))
+        keep = [row for row, _, _ in wanted]
+        # The head belongs to the fixed shape too: all rows or, with nothing wanted, none.
+        logits = self._logits(ids, positions, step, keep if not (fixed and keep) else None)
+        if not keep:
+            return
+        found = self._rows_of(logits, keep if fixed else None)
+        for row, (_, block, target) in zip(found, wanted, strict=True):
+            out[block][target] = row
+
+    def _logits(
+        self, ids: list[int], positions: list[int], step: Step, keep: list[int] | None
+    ) -> Tensor:
+        """Logits [kept rows, logits_width] of one pass; `keep` None: of all its rows."""
+        device = self._like.device
+        self._cache.begin(step)
+        self._passes += 1
+        result = self._model(
+            input_ids=torch.tensor([ids], device=device),
+            position_ids=torch.tensor([positions], device=device),
+            use_cache=True,
+            logits_to_keep=0 if keep is None else torch.tensor(keep, device=device).long(),
+            **{self._cache_keyword: self._cache, STEP: step},
+        )
+        logits: Tensor = result.logits[0]
+        return logits
+
+    def _rows_of(self, logits: Tensor, keep: list[int] | None) -> FloatRow:
+        """float32 [rows, vocab_size] on the host: padding columns cut, never NaN."""
+        if keep is not None and len(keep) < len(logits):
+            logits = logits[torch.tensor(keep, device=logits.device)]
+        rows: FloatRow = logits[:, : self._info.vocab_size].float().cpu().numpy()
+        # One reduction finds every unusable row: NaN and +inf survive max, and -inf there
+        # means that no id is possible at all.
+        if not np.isfinite(rows.max(axis=1)).all():
+            raise EngineError(
+                f"{self._info.name} returned logits that are not numbers; damaged weights, or "
+                f"values too large for {self._info.dtype} (try dtype float32)"
+            )
+        return rows
+
+    def _check(self, blocks: Sequence[Block]) -> list[Slot]:
+        """The blocks' slots, after every check that a forward has to pass."""
+        slots = [self._slot(block.slot) for block in blocks]
+        if len({block.slot for block in blocks}) != len(blocks):
+            raise SlotError("a slot may occur in one block of a forward only")
+        for block, slot in zip(blocks, slots, strict=True):
+            if block.start != len(slot.ids):
+                raise SlotError(
+                    f"block starts at {block.start}, but slot {block.slot} holds {len(slot.ids)}"
+                )
+            if not 0 <= min(block.tokens) <= max(block.tokens) < self._ids:
+                raise SlotError(f"token ids must be in 0..{self._ids - 1}")
+        for block in blocks:
+            if block.start + len(block.tokens) > self._context:
+                raise ContextOverflowError(
+                    f"{block.start + len(block.tokens)} tokens exceed the context of "
+                    f"{self._context}"
+                )
+        return slots
+
+    def _slot(self, number: int) -> Slot:
+        slot = self._slots.get(number)
+        if slot is None:
+            raise SlotError(f"no open slot {number}")
+        return slot
+
+    def _try_out(self, probed: Probe) -> None:
+        """Run the probe's tokens through a slot: a model that goes around our cache or our
+        attention function must be found out at loading, not in the first answer."""
+        slot = self.open()
+        ids = probed.ids[: self._context]
+        try:
+            self.forward([Block(slot=slot, start=0, tokens=ids[:-1], rows=0)])
+            row = self.forward([Block(slot=slot, start=len(ids) - 1, tokens=ids[-1:], rows=1)])[0]
+        finally:
+            self.close(slot)
+            self._passes = 0
+        if len(ids) == len(probed.ids) and not probed.agrees(torch.from_numpy(row[0])):
+            raise UnsupportedModelError(
+                f"{type(self._model).__name__} gives other logits through this cache than "
+                "through its own"
+            )
+
+
+def _tokens(segment: Segment, block: Block) -> tuple[int, ...]:
+    return block.tokens[segment.offset : segment.offset + segment.count]
+
+
+def _wanted(each: Pass, blocks: Sequence[Block]) -> Iterator[tuple[int, int, int]]:
+    """(row of the pass, block, row of the block's output) of every row somebody asked for."""
+    row = 0
+    for segment in each.segments:
+        block = blocks[segment.block]
+        skipped = len(block.tokens) - block.rows
+        for i in range(segment.offset, segment.offset + segment.count):
+            if i >= skipped:
+                yield row, segment.block, i - skipped
+            row += 1

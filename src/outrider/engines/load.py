@@ -1,0 +1,301 @@
+"""From a spec string to a model that runs. The only file that names the backends.
+
+| spec | what it is |
+| --- | --- |
+| `builtin:smollm2` | the built-in target (engines/builtin.py) |
+| `toy`, `toy:SEED`, `toy:SEED:SHARE` | a random law over bytes; SHARE of contexts follow another |
+| a folder | a transformers checkpoint with its tokenizer |
+| `owner/name` | the same on the Hugging Face hub |
+| `small`, `large` (drafts only) | our distilled drafts of the built-in target |
+
+Backends are imported inside the functions: an edge that uses none of them needs none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from outrider.engines.base import (
+    EngineError,
+    LanguageModel,
+    MissingExtraError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
+from outrider.engines.drafters import Drafter, ModelDrafter
+from outrider.engines.tokenizer import (
+    ByteTokenizer,
+    HFTokenizer,
+    Tokenizer,
+    check_same_vocabulary,
+)
+
+DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
+DISTILLED: Final = ("small", "large")
+LOOKUP: Final = "lookup"
+DEFAULT_TARGET_SLOTS: Final = 16
+DEFAULT_DRAFT_SLOTS: Final = 16
+_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+_TORCH_MODULES: Final = ("torch", "transformers", "tokenizers", "safetensors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A target with the tokenizer it speaks."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wish:
+    """How a transformers model is to be run."""
+
+    dtype: str
+    device: str
+    deterministic: bool
+    threads: int | None
+    max_slots: int
+    rows: int | None
+    context_length: int | None
+
+
+def load_target(
+    spec: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    deterministic: bool = True,
+    threads: int | None = None,
+    max_slots: int = DEFAULT_TARGET_SLOTS,
+    rows: int | None = None,
+    context_length: int | None = None,
+) -> Loaded:
+    """Load a target. `dtype` 'auto': bfloat16 for the built-in, else the checkpoint's own.
+    `device` 'auto': CUDA where there is one. `threads`: of torch on the CPU, for the whole
+    process. `rows`: of a deterministic pass. `context_length`: less than the model's own."""
+    wish = _Wish(
+        dtype=dtype,
+        device=device,
+        deterministic=deterministic,
+        threads=threads,
+        max_slots=max_slots,
+        rows=rows,
+        context_length=context_length,
+    )
+    _check_names(wish)
+    if spec == "toy" or spec.startswith("toy:"):
+        return _load_toy(spec, max_slots=max_slots)
+    if spec.startswith("builtin:"):
+        return _load_builtin(spec, wish)
+    return _load_pretrained(spec, wish)
+
+
+def load_draft_model(
+    spec: str,
+    target: Loaded,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    max_slots: int = DEFAULT_DRAFT_SLOTS,
+) -> LanguageModel:
+    """Load a draft for `target`; IncompatibleModelsError if their vocabularies differ.
+
+    Drafts are not run deterministically: their bits change how often a guess is right, never
+    the text (SYSTEM.md, Acceptance)."""
+    if spec in DISTILLED:
+        return _load_distilled(spec, target, dtype=dtype, device=device, max_slots=max_slots)
+    draft = load_target(
+        spec,
+        dtype=dtype,
+        device=device,
+        deterministic=False,
+        threads=threads,
+        max_slots=max_slots,
+    )
+    check_same_vocabulary(target.tokenizer, draft.tokenizer)
+    return draft.model
+
+
+def load_drafter(spec: str, target: Loaded, **options: Any) -> Drafter | None:
+    """Who drafts: `none`, `lookup`, a model (`load_draft_model`), or `lookup+MODEL`, which
+    asks the model only where the prompt holds nothing to copy. Options: `load_draft_model`'s."""
+    if spec == "none":
+        return None
+    if spec == LOOKUP:
+        return ModelDrafter(spec, lookup=True)
+    name = spec.removeprefix(f"{LOOKUP}+")
+    model = load_draft_model(name, target, **options)
+    return ModelDrafter(spec, model=model, lookup=name != spec)
+
+
+def _check_names(wish: _Wish) -> None:
+    if wish.dtype not in DTYPES:
+        raise EngineError(f"unknown dtype {wish.dtype!r}; use one of {', '.join(DTYPES)}")
+    if not _DEVICE.fullmatch(wish.device):
+        raise EngineError(f"unknown device {wish.device!r}; use auto, cpu, cuda or cuda:N")
+    if wish.threads is not None and wish.threads < 1:
+        raise EngineError(f"threads must be at least 1, got {wish.threads}")
+
+
+def _require(*modules: str) -> None:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{', '.join(missing)} not installed; run: pip install 'outrider[torch]'"
+        )
+
+
+def _device(wish: _Wish) -> str:
+    import torch
+
+    if wish.threads is not None:
+        torch.set_num_threads(wish.threads)
+    if wish.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wish.device != "cpu" and not torch.cuda.is_available():
+        raise EngineError(f"device {wish.device!r} asked for, but torch sees no CUDA device")
+    return wish.device
+
+
+def _load_toy(spec: str, *, max_slots: int) -> Loaded:
+    from outrider.engines.toy import ToyModel, blend_law, random_law
+
+    found = re.fullmatch(r"toy(?::(\d{1,18})(?::(0(?:\.\d+)?|1(?:\.0+)?))?)?", spec)
+    if not found:
+        raise ModelNotFoundError(f"{spec!r} is not a toy; use toy, toy:SEED or toy:SEED:SHARE")
+    seed, share = int(found[1] or 0), float(found[2] or 0.0)
+    tokenizer = ByteTokenizer()
+    law = random_law(seed, tokenizer.vocab_size)
+    if share:
+        other = random_law(seed + 1, tokenizer.vocab_size)
+        law = blend_law(law, other, share, seed)
+    model = ToyModel(
+        law,
+        vocab_size=tokenizer.vocab_size,
+        name=spec,
+        eos_token_ids=tokenizer.eos_token_ids,
+        fingerprint=tokenizer.fingerprint,
+        max_slots=max_slots,
+    )
+    return Loaded(model=model, tokenizer=tokenizer)
+
+
+def _load_builtin(spec: str, wish: _Wish) -> Loaded:
+    from outrider.engines import builtin
+
+    if spec != builtin.SPEC:
+        raise ModelNotFoundError(f"unknown built-in model {spec!r}; there is {builtin.SPEC}")
+    _require(*_TORCH_MODULES, "gguf")
+    builtin.gguf_path()
+    device = _device(wish)
+    dtype = "bfloat16" if wish.dtype == "auto" else wish.dtype
+    tokenizer = builtin.load_tokenizer()
+    return _engine(spec, builtin.load_model(dtype).to(device), tokenizer, wish)
+
+
+def _load_pretrained(spec: str, wish: _Wish) -> Loaded:
+    """A checkpoint from a folder or the hub."""
+    _require(*_TORCH_MODULES)
+    source = _source(spec)
+    device = _device(wish)
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from outrider.engines.hf_support import require_supported
+
+    with _loading(spec):
+        config = AutoConfig.from_pretrained(source)
+        kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+        if not isinstance(kind, type):
+            raise UnsupportedModelError(
+                f"{spec}: model type {config.model_type!r} is not a causal language model"
+            )
+        require_supported(config, kind, deterministic=wish.deterministic)
+        words = AutoTokenizer.from_pretrained(source)
+        dtype = "auto" if wish.dtype == "auto" else getattr(torch, wish.dtype)
+        model = kind.from_pretrained(source, dtype=dtype).to(device)
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    own = [] if words.eos_token_id is None else [int(words.eos_token_id)]
+    return _engine(spec, model, HFTokenizer(words, eos_token_ids={*listed, *own}), wish)
+
+
+def _engine(spec: str, model: Any, tokenizer: Tokenizer, wish: _Wish) -> Loaded:
+    from outrider.engines.hf import DEFAULT_ROWS, HFModel
+
+    engine = HFModel(
+        model,
+        name=spec,
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+        deterministic=wish.deterministic,
+        rows=wish.rows or DEFAULT_ROWS,
+        max_slots=wish.max_slots,
+        context_length=wish.context_length,
+    )
+    return Loaded(model=engine, tokenizer=tokenizer)
+
+
+def _load_distilled(
+    spec: str, target: Loaded, *, dtype: str, device: str, max_slots: int
+) -> LanguageModel:
+    """One of the drafts that ship with the package."""
+    _require(*_TORCH_MODULES, "gguf")
+    distilled: Any = importlib.import_module("outrider.engines.distilled")
+    model: LanguageModel = distilled.load_draft(
+        spec, target=target, dtype=dtype, device=device, max_slots=max_slots
+    )
+    return model
+
+
+def _source(spec: str) -> str:
+    """The folder or hub id to hand to transformers."""
+    folder = Path(spec).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelNotFoundError(f"folder {spec} holds no config.json: not a checkpoint")
+        return str(folder)
+    if not _HUB_ID.fullmatch(spec) or spec in {".", ".."}:
+        raise ModelNotFoundError(
+            f"{spec!r} is neither a folder nor a model id; use builtin:smollm2, a folder with a "
+            "checkpoint, or an id such as Qwen/Qwen3-0.6B"
+        )
+    return spec
+
+
+@contextmanager
+def _loading(spec: str) -> Iterator[None]:
+    """transformers kept quiet, its complaints made one line."""
+    import transformers
+
+    logging: Any = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except EngineError:
+        raise
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"no model {spec!r} in the local cache or on the hub (unknown id, private model, or "
+            "no connection); use builtin:smollm2, or a folder with a checkpoint"
+        ) from error
+    except (ValueError, ImportError, RuntimeError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UnsupportedModelError(f"transformers cannot load {spec!r}: {reason}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
