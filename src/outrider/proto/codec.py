@@ -25,6 +25,7 @@ import msgspec
 
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import (
+    MAX_VALUE,
     Cancel,
     Code,
     Correct,
@@ -51,7 +52,6 @@ MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
 """Largest frame: a full row of a 262,144-id vocabulary is 2 MiB, a million-id prompt 4 MiB."""
 MAX_VARINT_BYTES: Final = 5
 """Varints hold at most 35 bits; ids, positions and microseconds need 32."""
-MAX_VALUE: Final = 2**32 - 1
 MAX_BLOCK: Final = 1024
 """Most ids in one hot frame: far above any window, small enough to refuse nonsense."""
 

@@ -15,10 +15,16 @@ Rules:
                 Logprobs Done Error GoAway Ping Pong   Ping Pong Error
     DRAINING    as READY                               as READY, but Open is refused (draining)
     CLOSED      -                                      -
+
+5. CLOSED hears nothing: frames that crossed the end on the wire are dropped. An ERROR without a
+   session closes the side that receives it as well.
+6. A frame longer than this side's own `frame_bytes` is refused before it is looked at; a longer
+   one than the peer's is never sent.
 """
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Final
 
@@ -131,6 +137,10 @@ class Connection:
 
     def _queue(self, message: Message) -> None:
         frame = encode(message)
+        if len(frame) > self.limits.frame_bytes:
+            raise LocalError(
+                f"a frame of {len(frame)} bytes, the peer takes {self.limits.frame_bytes}"
+            )
         self.sent_bytes += len(frame)
         self._out.append(frame)
 
@@ -156,9 +166,13 @@ class Connection:
 
         Raises RemoteError: with a session number the connection goes on, without it must end.
         """
+        if self.state is State.CLOSED:
+            return None
         self._heard = now
         self._pinged = None
         self.received_bytes += len(frame)
+        if len(frame) > self._hello.limits.frame_bytes:
+            raise RemoteError(Code.TOO_LARGE, f"frame of {len(frame)} bytes")
         message = decode(frame)
         if type(message) not in RECEIVES[self.role][self.state]:
             raise RemoteError(
@@ -176,6 +190,9 @@ class Connection:
                 return None
             case GoAway():
                 self.state = State.DRAINING
+                return message
+            case Error(session=None):
+                self.state = State.CLOSED
                 return message
             case Open() if self.state is State.DRAINING:
                 raise RemoteError(Code.DRAINING, "no new sessions here", message.session)
@@ -229,7 +246,9 @@ class Connection:
 
     @property
     def deadline(self) -> float:
-        """When `tick` is due."""
+        """When `tick` is due; infinity once closed."""
+        if self.state is State.CLOSED:
+            return math.inf
         if self._pinged is not None:
             return self._heard + SILENT_BEATS * self._heartbeat
         return self._heard + self._heartbeat

@@ -14,11 +14,20 @@ wrong token.
 from __future__ import annotations
 
 import enum
+from typing import Annotated, Final
 
 import msgspec
 
 PROTOCOL_VERSION = 1
 """Version spoken here. Peers agree on the highest they share (HELLO lists them)."""
+
+
+MAX_VALUE: Final = 2**32 - 1
+"""Largest session number, id, position or count: what a varint of the hot frames may hold."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_VALUE)]
+"""An integer that a hot frame can carry as well. Cold frames are held to the same range, or a
+negative session number would pass here and break the first hot frame about it."""
 
 
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,29 +37,29 @@ class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Limits(Frozen, frozen=True, kw_only=True):
     """What a peer is ready to hold (I7). The smaller of both sides holds."""
 
-    frame_bytes: int
+    frame_bytes: Count
     """Largest frame accepted, in bytes."""
-    window: int
+    window: Count
     """Most unjudged drafts in a session."""
-    sessions: int
+    sessions: Count
     """Most open sessions on one connection."""
-    prompt_tokens: int
+    prompt_tokens: Count
     """Longest prompt plus committed output that OPEN may carry."""
 
 
 class Hello(Frozen, tag="hello", frozen=True, kw_only=True):
     """First message, both ways."""
 
-    versions: tuple[int, ...]
+    versions: tuple[Count, ...]
     role: str
     """'edge' or 'cloud'."""
     agent: str
     """Name and version of the software, for logs."""
     fingerprint: str
     """Content hash of the tokenizer; different hashes never open a session (field case 12)."""
-    vocab_size: int
-    logits_width: int
-    context_length: int
+    vocab_size: Count
+    logits_width: Count
+    context_length: Count
     limits: Limits
     rules: tuple[str, ...]
     """Acceptance rules spoken."""
@@ -83,11 +92,11 @@ class Sampling(Frozen, frozen=True, kw_only=True):
 class Open(Frozen, tag="open", frozen=True, kw_only=True):
     """Begin a session, or rebuild one anywhere from its committed tokens (I4)."""
 
-    session: int
+    session: Count
     uid: bytes
     """16 random bytes: names the session across connections."""
-    prompt: tuple[int, ...]
-    committed: tuple[int, ...] = ()
+    prompt: tuple[Count, ...]
+    committed: tuple[Count, ...] = ()
     """Output tokens already fixed; the cloud goes on behind them."""
     sampling: Sampling
     rule: str
@@ -95,16 +104,19 @@ class Open(Frozen, tag="open", frozen=True, kw_only=True):
     """Cloud step policy: 'wait' or 'step' (free-run)."""
     take: str = "all"
     """'all': judge every pending draft at once; 'best': as many as pay."""
-    cloud_draft: int = 0
+    cloud_draft: Count = 0
     """Drafts a block that the cloud makes itself (co-located speculation); 0: none."""
+    held: bool = False
+    """A DRAFT follows at once: no forward before it. So a rebuilt session judges the drafts that
+    an earlier one may have judged already, and never replaces that decision."""
 
 
 class Resume(Frozen, tag="resume", frozen=True, kw_only=True):
     """Go on with a session the cloud may still hold."""
 
-    session: int
+    session: Count
     uid: bytes
-    base: int
+    base: Count
     """Position behind the edge's last committed token."""
     digest: bytes
     """Digest of the committed prefix [0, base) (`proto.digest`)."""
@@ -113,17 +125,17 @@ class Resume(Frozen, tag="resume", frozen=True, kw_only=True):
 class Opened(Frozen, tag="opened", frozen=True, kw_only=True):
     """Answer to OPEN and RESUME: the session runs and the cloud's prefix ends at `base`."""
 
-    session: int
-    base: int
+    session: Count
+    base: Count
 
 
 class Done(Frozen, tag="done", frozen=True, kw_only=True):
     """The answer is complete; the session is closed on the cloud's side."""
 
-    session: int
+    session: Count
     reason: str
     """'stop' or 'length'."""
-    output_tokens: int
+    output_tokens: Count
     digest: bytes
     """Digest of the whole committed sequence: both sides must agree (I10)."""
 
@@ -149,6 +161,8 @@ class Code(enum.StrEnum):
     DRAINING = "draining"
     ENGINE = "engine"
     INTERNAL = "internal"
+    UNREACHABLE = "unreachable"
+    """Never sent: the edge's own word for a link that stays down."""
 
 
 class Error(Frozen, tag="error", frozen=True, kw_only=True):
@@ -156,13 +170,13 @@ class Error(Frozen, tag="error", frozen=True, kw_only=True):
 
     code: Code
     message: str
-    session: int | None = None
+    session: Count | None = None
 
 
 class Cancel(Frozen, tag="cancel", frozen=True, kw_only=True):
     """The edge gives a session up; the cloud frees it and answers nothing."""
 
-    session: int
+    session: Count
 
 
 class GoAway(Frozen, tag="goaway", frozen=True, kw_only=True):
@@ -184,9 +198,9 @@ class Pong(Frozen, tag="pong", frozen=True, kw_only=True):
 class Logprobs(Frozen, tag="logprobs", frozen=True, kw_only=True):
     """Cloud to edge, only when OPEN asked: sent before the frame that commits the tokens."""
 
-    session: int
-    start: int
-    entries: tuple[tuple[int, float, tuple[tuple[int, float], ...]], ...]
+    session: Count
+    start: Count
+    entries: tuple[tuple[Count, float, tuple[tuple[Count, float], ...]], ...]
     """(token, log-probability, alternatives best first) of positions start, start+1, ..."""
 
 

@@ -113,8 +113,10 @@ class CloudSession:
         vocab_size: int,
         window: int,
         now: float,
+        held: bool = False,
     ) -> None:
-        """`window`: most pending drafts held. `now`: seconds, when the session was opened."""
+        """`window`: most pending drafts held. `now`: seconds, when the session was opened.
+        `held`: no forward before the first draft frame (proto.messages.Open)."""
         self.number = number
         self.generation = generation
         self.policy = policy
@@ -131,9 +133,11 @@ class CloudSession:
         self._pending_q: list[float] = []
         # Position at which one step of the target alone was asked for; the prefill never waits.
         self._asked: int | None = generation.sequence.base
+        self._held = held
         self._ready_at = now
         self._job: VerifyJob | None = None
         self._job_q: tuple[float, ...] = ()
+        self._job_epoch = -1
         self._open: _Dialogue | None = None
 
     # ---------------------------------------------------------------- draft frames
@@ -141,6 +145,9 @@ class CloudSession:
     def on_draft(self, frame: Draft, now: float) -> None:
         """Take a frame of drafts. Raises RemoteError on contents no honest edge sends."""
         self._check(frame)
+        if self._held:
+            self._held = False
+            self._ready_at = now
         if self.generation.finish is not None:
             return
         if frame.epoch < self._epoch or (frame.epoch == self._epoch and not self._alive):
@@ -224,6 +231,8 @@ class CloudSession:
     @property
     def _wanted(self) -> bool:
         """Would a forward run now, by the step policy?"""
+        if self._held:
+            return False
         if self.policy is StepPolicy.STEP or self._pending:
             return True
         return self._asked == self.generation.sequence.base
@@ -244,6 +253,7 @@ class CloudSession:
             ready_at=self._ready_at,
         )
         self._job, self._job_q = job, tuple(self._pending_q[:count])
+        self._job_epoch = self._epoch
         return job
 
     def complete(
@@ -296,7 +306,7 @@ class CloudSession:
             messages.append(
                 Verdict(
                     session=self.number,
-                    epoch=self._epoch,
+                    epoch=self._job_epoch,
                     start=start,
                     drafted=verdict.drafted,
                     accepted=verdict.accepted,
@@ -371,7 +381,7 @@ class CloudSession:
         )
         return Proposals(
             session=self.number,
-            epoch=self._epoch,
+            epoch=self._job_epoch,
             start=dialogue.start,
             drafted=opened.drafted,
             accepted=opened.accepted,
@@ -422,6 +432,7 @@ class CloudSession:
             self.generation.commit(committed, [Origin.TARGET] * len(committed))
             for token in self.generation.sequence.output:
                 self._verifier.history.push(token)
+            self._asked = self.generation.sequence.base
 
     @property
     def finish(self) -> FinishReason | None:

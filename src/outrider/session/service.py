@@ -11,6 +11,9 @@ Rules:
    are one unit each: there is no path on which one half happens (field case 32).
 5. Hot frames for a session that is gone are dropped and counted: they crossed its end on the
    wire.
+6. OPEN and RESUME are idempotent: a repeated one for a session that already runs under that
+   number is answered like the first. Another session under a number in use is refused with
+   `duplicate-session`, and the one that runs is not touched.
 """
 
 from __future__ import annotations
@@ -225,7 +228,8 @@ class CloudService:
     def _open(self, peer: _Peer, connection: int, message: Open, now: float) -> Sequence[Message]:
         number = message.session
         if number in peer.keys:
-            raise RemoteError(Code.DUPLICATE, f"session {number} is already open")
+            running = self._same(peer, number, message.uid)
+            return (Opened(session=number, base=running.session.generation.sequence.base),)
         entry = self._admit(peer, connection, message, now)
         peer.keys[number] = entry.key
         replies: list[Message] = [
@@ -245,8 +249,7 @@ class CloudService:
         if previous is None and len(self._entries) >= config.max_sessions:
             raise RemoteError(Code.BUSY, f"all {config.max_sessions} sessions are taken", number)
         if len(peer.keys) >= config.max_sessions_per_connection:
-            limit = config.max_sessions_per_connection
-            raise RemoteError(Code.BUSY, f"{limit} sessions on this connection", number)
+            raise self._full(number)
         params, rule, policy, take = self._checked(message)
         generation = self._generation(message, params)
         verifier = Verifier(
@@ -267,6 +270,7 @@ class CloudService:
             vocab_size=config.vocab_size,
             window=config.max_window,
             now=now,
+            held=message.held,
         )
         session.restore(message.committed)
         if previous is not None:
@@ -285,6 +289,17 @@ class CloudService:
         self._entries[entry.key] = entry
         self._by_uid[(peer.tenant, message.uid)] = entry.key
         return entry
+
+    def _same(self, peer: _Peer, number: int, uid: bytes) -> _Entry:
+        """The session that runs under `number`, which must be the one `uid` names."""
+        entry = self._entries[peer.keys[number]]
+        if entry.uid != uid:
+            raise RemoteError(Code.DUPLICATE, f"session {number} is already open", number)
+        return entry
+
+    def _full(self, number: int) -> RemoteError:
+        limit = self.config.max_sessions_per_connection
+        return RemoteError(Code.BUSY, f"{limit} sessions on this connection", number)
 
     def _checked(self, message: Open) -> tuple[SamplingParams, Rule, StepPolicy, Take]:
         number, config = message.session, self.config
@@ -324,7 +339,9 @@ class CloudService:
     ) -> Sequence[Message]:
         number = message.session
         if number in peer.keys:
-            raise RemoteError(Code.DUPLICATE, f"session {number} is already open")
+            self._same(peer, number, message.uid)
+        elif len(peer.keys) >= self.config.max_sessions_per_connection:
+            raise self._full(number)
         key = self._by_uid.get((peer.tenant, message.uid))
         if key is None:
             return [Error(code=Code.UNKNOWN, message="open the session anew", session=number)]

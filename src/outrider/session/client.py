@@ -1,0 +1,673 @@
+"""The edge's side of one link, sans I/O: sessions, the connection under them, and reconnecting.
+
+The driver owns a socket, a clock and the draft engine. It tells what happened (`started`,
+`connected`, `receive`, `disconnected`, `drafted`, `tick`, ...), and after every call it carries
+out `take(now)`: frames to write, drafting jobs to run, events for the caller, whether to dial or
+to hang up. Rules:
+
+1. A cut link is a pause. Every session that the cloud may know is RESUMEd by digest on the next
+   connection; where the cloud answers `unknown-session` or `digest`, it is OPENed anew with its
+   committed tokens (I4). Unjudged drafts are sent again, as they were: same ids, same epoch.
+2. Drafts follow OPEN and RESUME at once, without waiting for OPENED: order is kept, and a
+   refused OPEN turns them into late frames, which the cloud drops. An OPEN that has drafts to
+   judge says so (`held`), so that the rebuilt session judges them and not a token of its own: a
+   decision about a draft may be repeated, never be replaced (exactness of the ratio rule).
+3. What the peer may not say ends the connection, not the sessions: they resume on the next one.
+   After `MAX_FAULTS` such ends in a row without a committed token, they fail.
+4. Redialling backs off, with jitter, and starts afresh when a token was committed. A link that
+   stays down for `give_up` seconds fails all sessions, and so do `MAX_BARREN` links in a row that
+   came up and brought no token.
+5. Frames for a session that has ended here are dropped and counted.
+6. A complete answer needs no link: DONE only confirms it. Without DONE the end is `confirmed`
+   false, never an error.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from outrider.core.draft import Draft as CoreDraft
+from outrider.core.tokens import FinishReason, Rule
+from outrider.proto.connection import HEARTBEAT, Connection, Role, State
+from outrider.proto.errors import LocalError, RemoteError
+from outrider.proto.messages import (
+    Cancel,
+    Code,
+    Done,
+    Error,
+    GoAway,
+    Hello,
+    Logprobs,
+    Message,
+    Open,
+    Opened,
+    Proposals,
+    Resume,
+    Row,
+    Tokens,
+    Verdict,
+)
+from outrider.session.edge import RETRY_AFTER, DraftJob, EdgeSession
+from outrider.session.generation import Generation, Step
+from outrider.session.schedules import Plan
+from outrider.session.wire import to_wire
+
+REDIAL_FIRST: Final = 0.05
+"""Seconds before the first redial (our default): a restarted proxy is back by then, and the user
+does not notice."""
+REDIAL_FACTOR: Final = 2.0
+"""Growth of the pause from one failed attempt to the next."""
+REDIAL_MAX: Final = 5.0
+"""Longest pause between attempts, in seconds: one heartbeat."""
+GIVE_UP_AFTER: Final = 30.0
+"""Seconds without a working link after which sessions fail: the cloud's own grace for them."""
+MAX_FAULTS: Final = 4
+"""Connections in a row that may end by a peer's fault without a token in between."""
+MAX_BARREN: Final = 16
+"""Links in a row that greeted and broke without a token in between (about a minute of trying)."""
+MAX_SESSIONS: Final = 256
+"""Most live sessions of one client, those waiting for room on the connection included (I7)."""
+CONFIRM_WITHIN: Final = RETRY_AFTER
+"""Seconds to wait for DONE once the answer is complete here."""
+
+FATAL: Final = frozenset({Code.UNAUTHORIZED, Code.VERSION, Code.VOCABULARY})
+"""Connection errors that no redial can cure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Tokens were committed. `step.finish` set: the answer is complete."""
+
+    session: int
+    step: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The session is over and forgotten here."""
+
+    session: int
+    reason: FinishReason
+    confirmed: bool
+    """The cloud's DONE carried the digest of the very same ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The session is over without a complete answer; what was committed stays valid."""
+
+    session: int
+    code: Code
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUp:
+    """The cloud greeted. `attempts`: dials it took."""
+
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkDown:
+    """The link is gone; `redial_at` (seconds) unless nothing needs it."""
+
+    reason: str
+    redial_at: float | None
+
+
+Event = Progress | Ended | Failed | LinkUp | LinkDown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What the driver has to do now, in this order."""
+
+    frames: tuple[bytes, ...]
+    """For the connection that is up; write them before hanging up."""
+    hang_up: bool
+    """Close the connection. Deliver nothing from it any more, not even that it closed."""
+    dial: bool
+    """Connect, then call `connected`, `disconnected` or `refused`."""
+    drafts: tuple[tuple[int, DraftJob], ...]
+    """(session, job): run it, then call `drafted`."""
+    events: tuple[Event, ...]
+
+
+class _Link(enum.Enum):
+    DOWN = "down"
+    DIALING = "dialing"
+    GREETING = "greeting"
+    UP = "up"
+
+
+class _Phase(enum.Enum):
+    """What the present connection's cloud knows of a session."""
+
+    NEW = "new"
+    """Nothing, on any connection."""
+    LOST = "lost"
+    """Perhaps: an earlier connection carried it."""
+    STALE = "stale"
+    """It said that it does not: OPEN with the committed tokens."""
+    RESUMING = "resuming"
+    RUNNING = "running"
+    """OPEN was sent, or RESUME was answered."""
+
+
+@dataclass(slots=True)
+class _Live:
+    session: EdgeSession
+    plan: Plan
+    rule: Rule
+    uid: bytes
+    phase: _Phase = _Phase.NEW
+    accepted: bool = False
+    """Some cloud answered OPENED."""
+    faults: int = 0
+    """Refusals in a row without a committed token."""
+    not_before: float = 0.0
+    """Seconds: when a busy cloud may be asked again."""
+    complete_at: float | None = None
+    """Seconds: when the last token was committed."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Facts of the client's life, for traces and JSON."""
+
+    dials: int = 0
+    reconnects: int = 0
+    """Connections that greeted, after the first."""
+    resumed: int = 0
+    reopened: int = 0
+    late_frames: int = 0
+    bytes_up: int = 0
+    """Frames of all closed connections; see `EdgeClient.bytes_up` for the running sum."""
+    bytes_down: int = 0
+
+
+class EdgeClient:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        *,
+        now: float,
+        uid: Callable[[], bytes],
+        jitter: Callable[[], float] = lambda: 1.0,
+        give_up: float = GIVE_UP_AFTER,
+        heartbeat: float = HEARTBEAT,
+        retry_after: float = RETRY_AFTER,
+    ) -> None:
+        """`uid`: 16 fresh random bytes a call. `jitter`: a factor in (0, 1] for every pause."""
+        self.tally = Tally()
+        self.refusal: Failed | None = None
+        """Set for ever by an error that no redial can cure; `session` 0."""
+        self._hello = hello
+        self._uid = uid
+        self._jitter = jitter
+        self._give_up = give_up
+        self._heartbeat = heartbeat
+        self._retry_after = retry_after
+        self._live: dict[int, _Live] = {}
+        self._next = 1
+        self._link = _Link.DOWN
+        self._connection: Connection | None = None
+        self._down_since = now
+        self._redial_at = now
+        self._attempts = 0
+        # Since the last token: attempts that failed, links that broke, peers that broke a rule.
+        self._failures = self._barren = self._faults = 0
+        self._greeted = 0
+        self._events: list[Event] = []
+        self._last_frames: list[bytes] = []
+        self._hang_up = False
+
+    # ---------------------------------------------------------------- the caller's wishes
+
+    def start(
+        self, generation: Generation, plan: Plan, *, rule: Rule = Rule.COUPLED, now: float
+    ) -> int:
+        """Begin a session; its number. Raises LocalError at the limit of sessions, RemoteError
+        when the cloud has refused this edge for good."""
+        if self.refusal is not None:
+            raise RemoteError(self.refusal.code, self.refusal.message)
+        if len(self._live) >= MAX_SESSIONS:
+            raise LocalError(f"{MAX_SESSIONS} sessions are running: finish or cancel some")
+        number, self._next = self._next, self._next + 1
+        session = EdgeSession(
+            number,
+            generation,
+            plan.window,
+            now=now,
+            needs_q=rule is Rule.RATIO,
+            retry_after=self._retry_after,
+        )
+        if not self._live and self._link is _Link.DOWN:
+            self._down_since = now  # an idle link that was down has not failed anybody
+        self._live[number] = _Live(session=session, plan=plan, rule=rule, uid=self._uid())
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Give a session up, in whatever state it is. Unknown and ended numbers are ignored."""
+        live = self._live.pop(number, None)
+        if live is not None and live.phase in (_Phase.RESUMING, _Phase.RUNNING):
+            self._send(Cancel(session=number))
+
+    def session(self, number: int) -> EdgeSession | None:
+        """The machine of a live session, to look at."""
+        live = self._live.get(number)
+        return live.session if live else None
+
+    @property
+    def sessions(self) -> int:
+        """Live sessions."""
+        return len(self._live)
+
+    @property
+    def connection(self) -> Connection | None:
+        """The connection in use, to look at."""
+        return self._connection
+
+    # ---------------------------------------------------------------- what happened
+
+    def connected(self, now: float) -> None:
+        """The dialled transport is up."""
+        self._link = _Link.GREETING
+        self._connection = Connection(Role.EDGE, self._hello, now=now, heartbeat=self._heartbeat)
+
+    def disconnected(self, now: float, reason: str = "the link was cut") -> None:
+        """Dialling failed, or the transport broke. Ignored when the machine knows already."""
+        if self._link is not _Link.DOWN:
+            self._drop(now, reason, last_words=False)
+            self._hang_up = False
+
+    def refused(self, code: Code, message: str) -> None:
+        """The transport was refused for good (wrong token, no such path): no redial helps."""
+        self._refuse(code, message)
+        self._hang_up = False
+
+    def close(self) -> None:
+        """Cancel everything and hang up; `take` once more for the last frames."""
+        for number in list(self._live):
+            self.cancel(number)
+        self._leave()
+
+    def receive(self, frame: bytes, now: float) -> None:
+        """One frame of the connection that is up."""
+        connection = self._connection
+        if connection is None or self._link not in (_Link.GREETING, _Link.UP):
+            self.tally.late_frames += 1
+            return
+        try:
+            message = connection.receive(frame, now)
+            if message is not None:
+                self._hear(message, now)
+        except RemoteError as error:
+            self._fault(error, now)
+
+    def drafted(self, number: int, draft: CoreDraft, now: float) -> None:
+        """The result of a drafting job. Results for ended sessions are ignored."""
+        live = self._live.get(number)
+        if live is not None:
+            self._say(live, live.session.drafted(draft, now))
+
+    def tick(self, now: float) -> None:
+        """Time passed."""
+        if self._connection is not None:
+            try:
+                self._connection.tick(now)
+            except RemoteError as error:
+                self._drop(now, error.message, last_words=False)
+        for number, live in list(self._live.items()):
+            session = live.session
+            if live.complete_at is not None and now >= live.complete_at + CONFIRM_WITHIN:
+                self._end(number, confirmed=False)
+            elif live.phase is _Phase.RUNNING and _due(session.deadline, now):
+                self._say(live, session.retry(now))
+        if self._live and self._link is not _Link.UP and now >= self._down_since + self._give_up:
+            message = f"no working link to the verifier for {self._give_up:.0f} s"
+            for number in list(self._live):
+                self._fail(number, Code.UNREACHABLE, message)
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` and `take` are due; None while nothing is awaited."""
+        times: list[float] = []
+        if self._connection is not None:
+            times.append(self._connection.deadline)
+        if self._live and self._link is not _Link.UP:
+            times.append(self._down_since + self._give_up)
+        if self._live and self._link is _Link.DOWN:
+            times.append(self._redial_at)
+        for live in self._live.values():
+            if live.complete_at is not None:
+                times.append(live.complete_at + CONFIRM_WITHIN)
+            elif live.phase is _Phase.RUNNING and live.session.deadline is not None:
+                times.append(live.session.deadline)
+            elif self._link is _Link.UP and live.phase is _Phase.STALE:
+                times.append(live.not_before)
+        return min(times, default=None)
+
+    # ---------------------------------------------------------------- what to do
+
+    def take(self, now: float) -> Output:
+        """Everything to do now; nothing is returned twice."""
+        if self._link is _Link.UP:
+            self._admit(now)
+        drafts: list[tuple[int, DraftJob]] = []
+        for number, live in self._live.items():
+            if live.phase is _Phase.RUNNING:
+                self._say(live, live.session.unsent(now))
+            job = live.session.next_draft()
+            if job is not None:
+                drafts.append((number, job))
+        frames, self._last_frames = self._last_frames, []
+        if self._connection is not None:
+            frames += self._connection.take()
+        events, self._events = self._events, []
+        hang_up, self._hang_up = self._hang_up, False
+        return Output(
+            frames=tuple(frames),
+            hang_up=hang_up,
+            dial=self._dials(now),
+            drafts=tuple(drafts),
+            events=tuple(events),
+        )
+
+    def _dials(self, now: float) -> bool:
+        idle = self._link is not _Link.DOWN or not self._live
+        if idle or self.refusal is not None or now < self._redial_at:
+            return False
+        self._link = _Link.DIALING
+        self._attempts += 1
+        self.tally.dials += 1
+        return True
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of all frames sent, over all connections."""
+        return self.tally.bytes_up + (self._connection.sent_bytes if self._connection else 0)
+
+    @property
+    def bytes_down(self) -> int:
+        received = self._connection.received_bytes if self._connection else 0
+        return self.tally.bytes_down + received
+
+    # ---------------------------------------------------------------- opening and resuming
+
+    def _admit(self, now: float) -> None:
+        """Tell the cloud about sessions it does not know yet, as far as it has room."""
+        connection = self._connection
+        assert connection is not None, "the link is up"
+        known = sum(x.phase in (_Phase.RESUMING, _Phase.RUNNING) for x in self._live.values())
+        for number, live in list(self._live.items()):
+            if known >= connection.limits.sessions:
+                return
+            if live.phase is _Phase.LOST:
+                self._resume(live, now)
+            elif live.phase in (_Phase.NEW, _Phase.STALE) and now >= live.not_before:
+                if connection.state is State.DRAINING:
+                    continue
+                self._open(number, live, now)
+            else:
+                continue
+            known += 1
+        if connection.state is State.DRAINING and self._live and not known:
+            # Only newcomers are left here: they are welcome on another verifier.
+            self._drop(now, "the verifier drains", last_words=False)
+
+    def _open(self, number: int, live: _Live, now: float) -> None:
+        session, sequence = live.session, live.session.generation.sequence
+        connection = self._connection
+        assert connection is not None, "the link is up"
+        if sequence.base > connection.limits.prompt_tokens:
+            limit = connection.limits.prompt_tokens
+            self._fail(number, Code.TOO_LARGE, f"{sequence.base} ids, the verifier takes {limit}")
+            return
+        if live.phase is _Phase.STALE:
+            self.tally.reopened += 1
+        self._enter(live, _Phase.RUNNING)
+        prompt = sequence.committed[: sequence.prompt_length]
+        try:
+            connection.send(
+                Open(
+                    session=number,
+                    uid=live.uid,
+                    prompt=prompt,
+                    committed=sequence.output,
+                    sampling=to_wire(session.generation.params),
+                    rule=live.rule.value,
+                    step=live.plan.step.value,
+                    take=live.plan.take.value,
+                    cloud_draft=live.plan.cloud_draft,
+                    held=bool(sequence.tail),
+                )
+            )
+        except LocalError as error:
+            self._fail(number, Code.TOO_LARGE, str(error))
+            return
+        self._say(live, session.retry(now))
+
+    def _resume(self, live: _Live, now: float) -> None:
+        session = live.session
+        self._enter(live, _Phase.RESUMING)
+        self.tally.resumed += 1
+        base = session.generation.sequence.base
+        self._send(
+            Resume(session=session.number, uid=live.uid, base=base, digest=session.prefix_digest)
+        )
+        self._say(live, session.retry(now))
+
+    def _enter(self, live: _Live, phase: _Phase) -> None:
+        """A session joins the present connection: its window shrinks to what both sides hold."""
+        assert self._connection is not None, "the link is up"
+        window = min(live.plan.window.window, self._connection.limits.window)
+        chunk = max(1, min(live.plan.window.chunk, window))
+        live.session.policy = replace(live.plan.window, window=window, chunk=chunk)
+        live.phase = phase
+
+    def _say(self, live: _Live, messages: tuple[Message, ...]) -> None:
+        """Send frames of a session, if the present connection carries it; `retry` repeats them
+        on the next one otherwise."""
+        if live.phase in (_Phase.RUNNING, _Phase.RESUMING):
+            for message in messages:
+                self._send(message)
+
+    def _send(self, message: Message) -> None:
+        if self._connection is not None and self._link is _Link.UP:
+            self._connection.send(message)
+
+    # ---------------------------------------------------------------- the cloud's words
+
+    def _hear(self, message: Message, now: float) -> None:
+        match message:
+            case Hello():
+                self._greet()
+            case GoAway():
+                pass  # the connection knows; `_admit` keeps newcomers away
+            case Error(session=None):
+                self._ended_by_peer(message, now)
+            case Error():
+                self._session_error(message, now)
+            case _:
+                number: int = message.session  # type: ignore[union-attr]
+                live = self._live.get(number)
+                if live is None:
+                    self.tally.late_frames += 1
+                else:
+                    self._session_message(number, live, message, now)
+
+    def _greet(self) -> None:
+        self._link = _Link.UP
+        self.tally.reconnects += self._greeted > 0
+        self._greeted += 1
+        self._events.append(LinkUp(attempts=self._attempts))
+        self._attempts = 0
+
+    def _session_message(self, number: int, live: _Live, message: Message, now: float) -> None:
+        session = live.session
+        self._check_ids(message, number)
+        step: Step | None = None
+        replies: tuple[Message, ...] = ()
+        match message:
+            case Opened():
+                live.phase, live.accepted = _Phase.RUNNING, True
+            case Verdict():
+                step = session.on_verdict(message, now)
+            case Tokens():
+                step = session.on_tokens(message, now)
+            case Proposals():
+                step, replies = session.on_proposals(message, now)
+            case Row():
+                step, replies = session.on_row(message, now)
+            case Logprobs():
+                session.on_logprobs(message)
+            case Done():
+                self._done(number, live, message)
+        self._say(live, replies)
+        if step is not None:
+            self._committed(number, live, step, now)
+
+    def _check_ids(self, message: Message, number: int) -> None:
+        """No id outside the vocabulary reaches the text stream or the draft engine."""
+        match message:
+            case Verdict():
+                ids: tuple[int, ...] = (message.token,)
+            case Tokens() | Proposals():
+                ids = message.tokens
+            case _:
+                return
+        if ids and max(ids) >= self._hello.vocab_size:
+            raise RemoteError(Code.MALFORMED, "token id outside the vocabulary", number)
+
+    def _committed(self, number: int, live: _Live, step: Step, now: float) -> None:
+        live.faults = self._faults = self._barren = self._failures = 0
+        if step.finish is not None:
+            live.complete_at = now
+        self._events.append(Progress(session=number, step=step))
+
+    def _done(self, number: int, live: _Live, message: Done) -> None:
+        finished = live.session.generation.finish is not None
+        try:
+            live.session.on_done(message)
+        except RemoteError as error:
+            if not finished:
+                raise  # frames are missing: the next connection replays them
+            # The one thing that must never happen (I10): say it loudly, resume nothing.
+            self._fail(number, error.code, error.message)
+            return
+        self._end(number, confirmed=True)
+
+    def _session_error(self, error: Error, now: float) -> None:
+        number = error.session
+        assert number is not None, "connection errors go elsewhere"
+        live = self._live.get(number)
+        if live is None:
+            self.tally.late_frames += 1
+            return
+        if live.session.generation.finish is not None:
+            self._end(number, confirmed=False)
+            return
+        live.faults += 1
+        again = {Code.UNKNOWN, Code.DIGEST}
+        if live.accepted:
+            again |= {Code.BUSY, Code.DRAINING}  # shown text is worth some patience
+        if error.code not in again or live.faults > MAX_FAULTS:
+            self._fail(number, error.code, error.message)
+            return
+        live.phase = _Phase.STALE
+        if error.code in (Code.BUSY, Code.DRAINING):
+            live.not_before = now + self._pause(live.faults)
+
+    # ---------------------------------------------------------------- ends
+
+    def _end(self, number: int, *, confirmed: bool) -> None:
+        live = self._live.pop(number)
+        reason = live.session.generation.finish
+        assert reason is not None, "only a complete answer ends"
+        self._events.append(Ended(session=number, reason=reason, confirmed=confirmed))
+
+    def _fail(self, number: int, code: Code, message: str) -> None:
+        live = self._live.pop(number)
+        if live.session.generation.finish is not None and code is Code.UNREACHABLE:
+            reason = live.session.generation.finish
+            self._events.append(Ended(session=number, reason=reason, confirmed=False))
+            return
+        self._events.append(Failed(session=number, code=code, message=message))
+
+    def _fault(self, error: RemoteError, now: float) -> None:
+        """The peer broke a rule: end the connection; its sessions resume on the next one."""
+        assert self._connection is not None, "only a connection can be at fault"
+        self._connection.fail(error)
+        if error.code in FATAL:
+            self._refuse(error.code, error.message)
+            return
+        self._strike(error.code, error.message)
+        self._drop(now, str(error))
+
+    def _ended_by_peer(self, error: Error, now: float) -> None:
+        if error.code in FATAL:
+            self._refuse(error.code, error.message)
+            return
+        self._strike(error.code, error.message)
+        self._drop(now, f"{error.code.value}: {error.message}", last_words=False)
+
+    def _strike(self, code: Code, message: str) -> None:
+        self._faults += 1
+        if self._faults > MAX_FAULTS:
+            self._faults = 0
+            for number in list(self._live):
+                self._fail(number, code, message)
+
+    def _refuse(self, code: Code, message: str) -> None:
+        self.refusal = Failed(session=0, code=code, message=message)
+        for number in list(self._live):
+            self._fail(number, code, message)
+        self._leave()
+        self._events.append(LinkDown(reason=message, redial_at=None))
+
+    def _drop(self, now: float, reason: str, *, last_words: bool = True) -> None:
+        """The link is gone, or must go. `last_words`: frames still queued are worth writing."""
+        if self._link is _Link.UP:
+            self._down_since = now
+            self._barren += 1
+        self._leave(last_words=last_words)
+        self._redial_at = now + self._pause(self._failures)
+        self._failures += 1
+        for number, live in list(self._live.items()):
+            if live.phase in (_Phase.RUNNING, _Phase.RESUMING):
+                live.phase = _Phase.LOST
+            if live.complete_at is not None:
+                self._end(number, confirmed=False)
+            elif self._barren > MAX_BARREN:
+                self._fail(
+                    number, Code.UNREACHABLE, f"no progress over {MAX_BARREN} links: {reason}"
+                )
+        redial = self._redial_at if self._live else None
+        self._events.append(LinkDown(reason=reason, redial_at=redial))
+
+    def _leave(self, *, last_words: bool = True) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if last_words:
+                self._last_frames += connection.take()
+            self.tally.bytes_up += connection.sent_bytes
+            self.tally.bytes_down += connection.received_bytes
+            connection.close()
+        self._hang_up = self._hang_up or self._link is not _Link.DOWN
+        self._link = _Link.DOWN
+
+    def _pause(self, failures: int) -> float:
+        """Seconds before the next attempt after so many failed ones."""
+        longest = min(REDIAL_MAX, REDIAL_FIRST * REDIAL_FACTOR ** min(failures, 16))
+        return longest * self._jitter()
+
+
+def _due(deadline: float | None, now: float) -> bool:
+    return deadline is not None and now >= deadline
