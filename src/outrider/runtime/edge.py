@@ -1,0 +1,571 @@
+"""The edge: drives `session.client.EdgeClient` over a WebSocket and a draft engine.
+
+Everything runs on one event loop; only drafting has a thread of its own. There is no loop task:
+each thing that happens calls the machine and then `_pump`, which carries out what it asks for
+and sets the one timer. So there is one place where frames are written, drafts are started and
+steps are handed out, and nothing to leak when the caller goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import ssl
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from outrider.core.draft import NO_DRAFT, Draft
+from outrider.core.tokens import FinishReason, Origin, ParameterError, Rule, SamplingParams
+from outrider.engines.base import EngineError, ModelInfo
+from outrider.engines.drafters import Drafter, DraftSession
+from outrider.engines.tokenizer import Tokenizer
+from outrider.proto.codec import MAX_FRAME_BYTES
+from outrider.proto.errors import LocalError, RemoteError
+from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits
+from outrider.runtime.local import MAX_DRAFT_LENGTH, GenerationResult, Timing
+from outrider.runtime.worker import EngineThread
+from outrider.session.client import (
+    EdgeClient,
+    Ended,
+    Event,
+    Failed,
+    LinkDown,
+    LinkUp,
+    Progress,
+)
+from outrider.session.edge import DraftJob
+from outrider.session.generation import Generation, Step
+from outrider.session.schedules import DEFAULT_WINDOW, MAX_WINDOW, Schedule, plan
+
+DIAL_TIMEOUT: Final = 10.0
+"""Seconds for TCP, TLS and the WebSocket handshake together."""
+WS_HEADER_UP: Final = 6
+"""Bytes WebSocket adds to a short client frame: two of header, four of mask."""
+WS_HEADER_DOWN: Final = 2
+_LONG_FRAME: Final = 126
+"""From this payload size the WebSocket header is two bytes longer."""
+
+
+class CloudError(Exception):
+    """The cloud could not serve the request; `code` is the protocol's error code."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(f"{message} ({code.value})")
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeConfig:
+    """Where the cloud is and how to reach it."""
+
+    url: str
+    """ws://host:port or wss://host:port; the protocol's path is added when there is none."""
+    token: str | None = None
+    """Bearer token; never logged."""
+    ca_file: str | None = None
+    """Trust this certificate authority instead of the system's."""
+    link: Any | None = None
+    """Shape the link in user space."""
+    link_seed: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeRequest:
+    """One answer to make with the cloud's help."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    rule: Rule = Rule.COUPLED
+    schedule: Schedule = Schedule.FREERUN
+    draft_length: int = 4
+    window: int = DEFAULT_WINDOW
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.draft_length <= MAX_DRAFT_LENGTH:
+            raise ParameterError("draft_length", f"must be in [1, {MAX_DRAFT_LENGTH}]")
+        if not 1 <= self.window <= MAX_WINDOW:
+            raise ParameterError("window", f"must be in [1, {MAX_WINDOW}]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUse:
+    """What an answer cost on the wire."""
+
+    payload_up: int
+    """Bytes of protocol frames."""
+    payload_down: int
+    bytes_up: int
+    """With WebSocket headers; TCP/IP and TLS not counted."""
+    bytes_down: int
+    reconnects: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeResult:
+    """A finished answer and its account."""
+
+    generation: GenerationResult
+    schedule: Schedule
+    link: LinkUse
+    origins: tuple[Origin, ...]
+    wasted: int
+    """Drafted tokens dropped unjudged: the price of running ahead."""
+    confirmed: bool
+    """The cloud's digest of the whole answer agreed with ours."""
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON object of `outrider generate --cloud --json`."""
+        facts = self.generation.as_dict()
+        facts.update(
+            schedule=self.schedule.value,
+            payload_up=self.link.payload_up,
+            payload_down=self.link.payload_down,
+            bytes_up=self.link.bytes_up,
+            bytes_down=self.link.bytes_down,
+            reconnects=self.link.reconnects,
+            wasted=self.wasted,
+            confirmed=self.confirmed,
+            origins=[o.value for o in self.origins],
+        )
+        return facts
+
+
+@dataclass(slots=True)
+class _Use:
+    payload_up: int = 0
+    payload_down: int = 0
+    frames_up: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def sent(self, size: int) -> None:
+        self.payload_up += size
+        self.bytes_up += size + WS_HEADER_UP + (2 if size >= _LONG_FRAME else 0)
+
+    def received(self, size: int) -> None:
+        self.payload_down += size
+        self.bytes_down += size + WS_HEADER_DOWN + (2 if size >= _LONG_FRAME else 0)
+
+
+@dataclass(slots=True)
+class _Running:
+    """One session's place in the runtime."""
+
+    request: EdgeRequest
+    steps: asyncio.Queue[Step | Ended | Failed]
+    drafts: DraftSession | None = None
+
+
+class EdgeRuntime:
+    """A connection to one verifier and a draft engine, answering any number of requests."""
+
+    def __init__(
+        self,
+        config: EdgeConfig,
+        tokenizer: Tokenizer,
+        drafter: Drafter | None = None,
+        *,
+        context_length: int = 1_000_000,
+        draft_pace: float = 0.0,
+    ) -> None:
+        """`context_length`: most ids of a request; the cloud's own limit holds as well."""
+        self.config = config
+        self.tokenizer = tokenizer
+        self.drafter = drafter
+        self.peer: Hello | None = None
+        self.draft_seconds = 0.0
+        self._context = context_length
+        self._use = _Use()
+        self._engine = EngineThread("draft", pace=draft_pace)
+        jitter = random.Random(config.link_seed)
+        self._client = EdgeClient(
+            self._hello(),
+            now=time.monotonic(),
+            uid=lambda: secrets.token_bytes(16),
+            jitter=lambda: 0.5 + 0.5 * jitter.random(),
+        )
+        self._running: dict[int, _Running] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._socket: _Socket | None = None
+        self._seed = random.Random(config.link_seed + 1)
+
+    async def __aenter__(self) -> EdgeRuntime:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancel everything and free both sides."""
+        self._client.close()
+        self._pump()
+        if self._socket is not None:
+            await self._socket.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for running in self._running.values():
+            if running.drafts is not None:
+                running.drafts.close()
+        await asyncio.to_thread(self._engine.close)
+
+    def _hello(self) -> Hello:
+        tokenizer = self.tokenizer
+        return Hello(
+            versions=(PROTOCOL_VERSION,),
+            role="edge",
+            agent="outrider",
+            fingerprint=tokenizer.fingerprint,
+            vocab_size=tokenizer.vocab_size,
+            logits_width=tokenizer.vocab_size,
+            context_length=min(self._context, 2**31 - 1),
+            limits=Limits(
+                frame_bytes=MAX_FRAME_BYTES,
+                window=MAX_WINDOW,
+                sessions=256,
+                prompt_tokens=1_000_000,
+            ),
+            rules=tuple(sorted(r.value for r in Rule)),
+        )
+
+    # ---------------------------------------------------------------- requests
+
+    async def stream(self, request: EdgeRequest) -> EdgeStream:
+        """Start an answer; iterate the stream for steps, then read its `result`."""
+        generation = Generation(
+            request.prompt_ids,
+            request.params,
+            context_length=self._context_of_peer(),
+            eos=self.tokenizer.eos_token_ids,
+            text=self.tokenizer.text_stream(),
+        )
+        schedule = plan(request.schedule, draft_length=request.draft_length, window=request.window)
+        now = time.monotonic()
+        try:
+            number = self._client.start(generation, schedule, rule=request.rule, now=now)
+        except RemoteError as error:
+            raise CloudError(error.code, error.message) from None
+        except LocalError as error:
+            raise CloudError(Code.BUSY, str(error)) from None
+        running = _Running(request=request, steps=asyncio.Queue())
+        if self.drafter is not None and schedule.window.window > 0:
+            drafter, prompt = self.drafter, len(request.prompt_ids)
+            made = await self._engine.run(
+                lambda: drafter.session(prompt, request.params, request.rule)
+            )
+            running.drafts = made.value
+        self._running[number] = running
+        self._pump()
+        return EdgeStream(self, number, running, generation)
+
+    def _context_of_peer(self) -> int:
+        return min(self._context, self.peer.context_length) if self.peer else self._context
+
+    def _end(self, number: int) -> None:
+        """Free what a session holds here; safe to call twice."""
+        running = self._running.pop(number, None)
+        self._client.cancel(number)
+        if running is not None and running.drafts is not None:
+            drafts = running.drafts
+            self._spawn(self._close_drafts(drafts), "close-drafts")
+        self._pump()
+
+    async def _close_drafts(self, drafts: DraftSession) -> None:
+        await self._engine.run(drafts.close)
+
+    # ---------------------------------------------------------------- the pump
+
+    def _pump(self) -> None:
+        """Carry out what the machine asks for, and set the timer."""
+        now = time.monotonic()
+        output = self._client.take(now)
+        for frame in output.frames:
+            if self._socket is not None:
+                self._use.sent(len(frame))
+                self._socket.send(frame)
+        if output.hang_up and self._socket is not None:
+            socket, self._socket = self._socket, None
+            self._spawn(socket.close(), "hang-up")
+        if output.dial:
+            self._spawn(self._dial(), "dial")
+        for number, job in output.drafts:
+            self._spawn(self._draft(number, job), "draft")
+        for event in output.events:
+            self._route(event)
+        self._set_timer(now)
+
+    def _set_timer(self, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._client.deadline
+        if deadline is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, deadline - now), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._client.tick(time.monotonic())
+        self._pump()
+
+    def _route(self, event: Event) -> None:
+        match event:
+            case Progress() | Ended() | Failed():
+                running = self._running.get(event.session)
+                if running is not None:
+                    item = event.step if isinstance(event, Progress) else event
+                    running.steps.put_nowait(item)
+            case LinkUp():
+                connection = self._client.connection
+                self.peer = connection.peer if connection else None
+            case LinkDown():
+                self.peer = None
+
+    def _spawn(self, work, name: str) -> None:  # type: ignore[no-untyped-def]
+        task = asyncio.get_running_loop().create_task(work, name=f"outrider-{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---------------------------------------------------------------- drafting
+
+    async def _draft(self, number: int, job: DraftJob) -> None:
+        running = self._running.get(number)
+        drafts = running.drafts if running is not None else None
+        draft = NO_DRAFT
+        if drafts is not None:
+            try:
+                done = await self._engine.run(lambda: drafts.propose(job.context, job.count))
+                draft: Draft = done.value
+                self.draft_seconds += done.ended - done.started
+            except EngineError:
+                draft = NO_DRAFT  # a broken draft costs speed, never the answer
+        self._client.drafted(number, draft, time.monotonic())
+        self._pump()
+
+    # ---------------------------------------------------------------- the socket
+
+    async def _dial(self) -> None:
+        headers = dict(self.config.headers)
+        if self.config.token:
+            headers["Authorization"] = f"Bearer {self.config.token}"
+        url = self._url()
+        try:
+            raw = await connect(
+                url,
+                additional_headers=headers,
+                compression=None,
+                max_size=MAX_FRAME_BYTES,
+                open_timeout=DIAL_TIMEOUT,
+                close_timeout=1.0,
+                ping_interval=None,
+                ssl=self._tls() if url.startswith("wss:") else None,
+                user_agent_header=None,
+                proxy=None,
+            )
+        except InvalidStatus as error:
+            self._refused(error.response.status_code)
+            return
+        except (OSError, TimeoutError, WebSocketException) as error:
+            reason = f"cannot reach {self.config.url}: {_reason(error)}"
+            self._client.disconnected(time.monotonic(), reason)
+            self._pump()
+            return
+        socket = _Socket(raw, self.config.link, seed=self._seed.randrange(2**32))
+        self._socket = socket
+        self._client.connected(time.monotonic())
+        self._pump()
+        await self._read(socket)
+
+    def _refused(self, status: int) -> None:
+        if status in (401, 403):
+            self._client.refused(
+                Code.UNAUTHORIZED, "the verifier refuses this token: check --token-file"
+            )
+        elif status == 404:
+            self._client.refused(Code.VERSION, "no Outrider verifier at this address and path")
+        else:
+            self._client.disconnected(time.monotonic(), f"the verifier answered HTTP {status}")
+        self._pump()
+
+    async def _read(self, socket: _Socket) -> None:
+        try:
+            async for frame in socket.frames():
+                if socket is not self._socket:
+                    return
+                self._use.received(len(frame))
+                self._client.receive(frame, time.monotonic())
+                self._pump()
+            reason = "the verifier closed the link"
+        except (OSError, WebSocketException) as error:
+            reason = _reason(error)
+        if socket is self._socket:
+            self._socket = None
+            self._client.disconnected(time.monotonic(), reason)
+            self._pump()
+        await socket.close()
+
+    def _url(self) -> str:
+        url = self.config.url.rstrip("/")
+        _, _, rest = url.partition("://")
+        return url if "/" in rest else f"{url}/v1/outrider"
+
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self.config.ca_file)
+
+
+class EdgeStream:
+    """Iterate for `Step`s. Leaving early and calling `close` cancels on both sides."""
+
+    def __init__(
+        self, runtime: EdgeRuntime, number: int, running: _Running, generation: Generation
+    ) -> None:
+        self._runtime = runtime
+        self._number = number
+        self._running = running
+        self._generation = generation
+        self._started = time.monotonic()
+        self._marks: list[tuple[float, int]] = []
+        self._texts: list[str] = []
+        self._origins: list[Origin] = []
+        self._logprobs: list = []  # type: ignore[type-arg]
+        self._before = _Use(**{f: getattr(runtime._use, f) for f in _Use.__slots__})
+        self._reconnects = runtime._client.tally.reconnects
+        self._draft_s = runtime.draft_seconds
+        machine = runtime._client.session(number)
+        assert machine is not None, "a session that was just started lives"
+        self._machine = machine
+        self._result: EdgeResult | None = None
+
+    async def __aiter__(self) -> AsyncIterator[Step]:
+        try:
+            while True:
+                item = await self._running.steps.get()
+                if isinstance(item, Failed):
+                    raise CloudError(item.code, item.message)
+                if isinstance(item, Ended):
+                    self._result = self._summary(confirmed=item.confirmed)
+                    return
+                self._note(item)
+                yield item
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop now; `result` then covers what was committed."""
+        if self._result is None:
+            self._result = self._summary(confirmed=False)
+        self._runtime._end(self._number)
+
+    @property
+    def result(self) -> EdgeResult:
+        if self._result is None:
+            raise RuntimeError("the answer is still running: iterate it or close it first")
+        return self._result
+
+    def _note(self, step: Step) -> None:
+        self._marks.append((time.monotonic(), len(step.tokens)))
+        self._texts.append(step.text)
+        self._origins.extend(step.origins)
+        self._logprobs.extend(step.logprobs)
+
+    def _summary(self, *, confirmed: bool) -> EdgeResult:
+        runtime, request = self._runtime, self._running.request
+        sequence = self._generation.sequence
+        use, before = runtime._use, self._before
+        peer = runtime.peer
+        result = GenerationResult(
+            text="".join(self._texts),
+            token_ids=sequence.output,
+            prompt_tokens=sequence.prompt_length,
+            finish_reason=self._generation.finish,
+            seed=request.params.seed,
+            target_forwards=self._generation.counters.rounds,
+            counters=self._generation.counters,
+            timing=self._timing(),
+            target=peer.model if peer else "",
+            draft=runtime.drafter.name if runtime.drafter else "none",
+            verify=request.rule,
+            logprobs=tuple(self._logprobs),
+        )
+        return EdgeResult(
+            generation=result,
+            schedule=request.schedule,
+            link=LinkUse(
+                payload_up=use.payload_up - before.payload_up,
+                payload_down=use.payload_down - before.payload_down,
+                bytes_up=use.bytes_up - before.bytes_up,
+                bytes_down=use.bytes_down - before.bytes_down,
+                reconnects=runtime._client.tally.reconnects - self._reconnects,
+            ),
+            origins=tuple(self._origins),
+            wasted=self._machine.wasted,
+            confirmed=confirmed,
+        )
+
+    def _timing(self) -> Timing:
+        now = time.monotonic()
+        first = self._marks[0][0] if self._marks else now
+        later = sum(count for _, count in self._marks[1:])
+        return Timing(
+            ttft_s=first - self._started,
+            tpot_s=(self._marks[-1][0] - first) / later if later else None,
+            total_s=(self._marks[-1][0] if self._marks else now) - self._started,
+            draft_s=self._runtime.draft_seconds - self._draft_s,
+            target_s=0.0,
+        )
+
+
+class _Socket:
+    """One WebSocket, shaped when asked: frames out in order, frames in in order."""
+
+    def __init__(self, raw: ClientConnection, link: Any | None, *, seed: int) -> None:
+        self._raw = raw
+        self._out: asyncio.Queue[bytes] = asyncio.Queue()
+        self._writer = asyncio.get_running_loop().create_task(self._write())
+
+    def send(self, frame: bytes) -> None:
+        self._out.put_nowait(frame)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                frame = await self._out.get()
+                await self._raw.send(frame)
+        except ConnectionClosed:
+            return
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        async for frame in self._raw:
+            yield frame if isinstance(frame, bytes) else frame.encode()
+
+    async def close(self) -> None:
+        self._writer.cancel()
+        await asyncio.gather(self._writer, return_exceptions=True)
+        await self._raw.close()
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+__all__ = [
+    "CloudError",
+    "EdgeConfig",
+    "EdgeRequest",
+    "EdgeResult",
+    "EdgeRuntime",
+    "EdgeStream",
+    "FinishReason",
+    "LinkUse",
+    "ModelInfo",
+]
