@@ -77,10 +77,12 @@ class HFModel:
         rows: int = DEFAULT_ROWS,
         max_slots: int = DEFAULT_SLOTS,
         context_length: int | None = None,
+        gather: bool | None = None,
     ) -> None:
         """`model`: an instantiated ...ForCausalLM; it is put in eval mode and keeps our
         attention function from here on. `vocab_size`: ids the tokenizer can produce; None
-        takes the model's whole width."""
+        takes the model's whole width. `gather`: deterministic attention in one call over
+        copied spans instead of one call a slot; None: on GPUs."""
         if rows < 1 or max_slots < 1:
             raise EngineError(f"rows={rows} and max_slots={max_slots} must be at least 1")
         require_supported(model.config, type(model), deterministic=deterministic)
@@ -93,6 +95,7 @@ class HFModel:
         self._cache_keyword = cache_keyword(model)
         weight = model.get_input_embeddings().weight
         self._like: Tensor = weight
+        self._gather = bool(weight.is_cuda) if gather is None else gather
         self._store = SlotStore(
             probed.shapes, context=self._context, dtype=weight.dtype, device=weight.device
         )
@@ -188,8 +191,7 @@ class HFModel:
             finished = True
         finally:
             if not finished:
-                for slot in slots:
-                    slot.wipe(len(slot.ids))
+                self._undo(slots)
         for slot, block in zip(slots, blocks, strict=True):
             slot.ids.extend(block.tokens)
         return out
@@ -210,7 +212,7 @@ class HFModel:
             span=each.span,
             rows=rows,
             like=self._like,
-            gather=self._like.is_cuda,
+            gather=self._gather,
         )
         wanted = list(_wanted(each, blocks))
         keep = [row for row, _, _ in wanted]
@@ -272,6 +274,11 @@ class HFModel:
                     f"{self._context}"
                 )
         return slots
+
+    def _undo(self, slots: Sequence[Slot]) -> None:
+        with torch.inference_mode():
+            for slot in slots:
+                slot.wipe(len(slot.ids))
 
     def _slot(self, number: int) -> Slot:
         slot = self._slots.get(number)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging as standard_logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -266,7 +267,7 @@ def _source(spec: str) -> str:
         if not (folder / "config.json").is_file():
             raise ModelNotFoundError(f"folder {spec} holds no config.json: not a checkpoint")
         return str(folder)
-    if not _HUB_ID.fullmatch(spec) or spec in {".", ".."}:
+    if not _HUB_ID.fullmatch(spec) or spec.startswith("."):
         raise ModelNotFoundError(
             f"{spec!r} is neither a folder nor a model id; use builtin:smollm2, a folder with a "
             "checkpoint, or an id such as Qwen/Qwen3-0.6B"
@@ -280,7 +281,10 @@ def _loading(spec: str) -> Iterator[None]:
     import transformers
 
     logging: Any = transformers.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hub = standard_logging.getLogger("huggingface_hub")
+    level, verbosity = hub.level, logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    hub.setLevel(standard_logging.ERROR)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -296,6 +300,7 @@ def _loading(spec: str) -> Iterator[None]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UnsupportedModelError(f"transformers cannot load {spec!r}: {reason}") from error
     finally:
+        hub.setLevel(level)
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
