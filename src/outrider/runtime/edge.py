@@ -341,11 +341,11 @@ class EdgeRuntime:
     async def _draft(self, number: int, job: DraftJob) -> None:
         running = self._running.get(number)
         drafts = running.drafts if running is not None else None
-        draft = NO_DRAFT
+        draft: Draft = NO_DRAFT
         if drafts is not None:
             try:
                 done = await self._engine.run(lambda: drafts.propose(job.context, job.count))
-                draft: Draft = done.value
+                draft = done.value
                 self.draft_seconds += done.ended - done.started
             except EngineError:
                 draft = NO_DRAFT  # a broken draft costs speed, never the answer

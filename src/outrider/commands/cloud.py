@@ -1,0 +1,156 @@
+"""`outrider cloud`: serve a target to edges."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outrider.commands import console
+from outrider.commands.errors import CommandError
+from outrider.commands.options import (
+    DEFAULT_TARGET,
+    Deterministic,
+    Device,
+    Dtype,
+    DtypeOption,
+    Threads,
+)
+
+LISTENING = "listening on "
+"""Start of the one line on stdout that says the verifier is ready; scripts wait for it."""
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise CommandError(f"--listen takes HOST:PORT, got {listen!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def cloud(
+    model: Annotated[
+        str,
+        typer.Option(metavar="MODEL", help="The target: builtin:smollm2, a hub id, or a folder."),
+    ] = DEFAULT_TARGET,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
+    ] = "127.0.0.1:8765",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Bearer tokens, one NAME:TOKEN a line; needed off loopback."
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TLS certificate chain (PEM).")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TLS private key (PEM).")
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", metavar="", help="Allow other hosts without login and TLS."),
+    ] = False,
+    draft: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL",
+            help="A draft beside the target, for edges that ask for the colocated schedule.",
+        ),
+    ] = "none",
+    target_pace: Annotated[
+        float,
+        typer.Option(
+            metavar="MS",
+            min=0.0,
+            max=60_000.0,
+            help="Add this many ms to every forward, standing for a larger target. It is stated "
+            "in the hello, so every report can say so.",
+        ),
+    ] = 0.0,
+    dtype: DtypeOption = Dtype.AUTO,
+    device: Device = "auto",
+    deterministic: Deterministic = True,
+    threads: Threads = None,
+    drain: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.0, help="After SIGTERM, let running answers finish so long."
+        ),
+    ] = 30.0,
+) -> None:
+    """Serve a target model: edges send guesses, this side checks them.
+
+    SIGTERM drains: no new sessions, running ones finish. Ctrl-C stops at once; edges resume
+    on the next verifier at the same address.
+
+    Examples:
+
+    ```
+    outrider cloud
+    outrider cloud --listen 0.0.0.0:8765 --token-file tokens --tls-cert c.pem --tls-key k.pem
+    outrider generate "Why is the sky blue?" --cloud ws://127.0.0.1:8765
+    ```
+    """
+    from outrider.engines.desk import SlotDesk
+    from outrider.engines.load import load_drafter, load_target
+    from outrider.runtime.cloud import CloudConfig, ConfigurationError, read_tokens
+
+    host, port = _address(listen)
+    try:
+        config = CloudConfig(
+            host=host,
+            port=port,
+            tokens=read_tokens(token_file) if token_file else {},
+            certificate=tls_cert,
+            private_key=tls_key,
+            insecure=insecure,
+            pace=target_pace / 1e3,
+        )
+    except ConfigurationError as error:
+        raise CommandError(str(error)) from None
+    with console.waiting(f"loading {model}"):
+        loaded = load_target(
+            model,
+            dtype=dtype.value,
+            device=device,
+            deterministic=deterministic,
+            threads=threads,
+        )
+        drafter = load_drafter(draft, loaded, device=device, threads=threads)
+    desk = SlotDesk(loaded.model, drafter)
+    asyncio.run(_serve(desk, loaded.tokenizer, config, drain))
+
+
+async def _serve(desk: Any, tokenizer: Any, config: Any, drain: float) -> None:
+    from outrider.runtime.cloud import CloudServer
+
+    server = CloudServer(desk, tokenizer, config)
+    stop = asyncio.Event()
+    patience = drain
+
+    def hurry() -> None:
+        nonlocal patience
+        patience = 0.0
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, hurry)
+    await server.start()
+    scheme = "wss" if config.certificate else "ws"
+    sys.stdout.write(f"{LISTENING}{scheme}://{config.host}:{server.port}\n")
+    sys.stdout.flush()
+    console.messages().print(
+        f"{desk.model.info.name} ({desk.model.info.dtype}, {desk.model.info.device})"
+        + (f", each forward {config.pace * 1e3:.0f} ms slower on purpose" if config.pace else ""),
+        style="dim",
+        markup=False,
+    )
+    await stop.wait()
+    await server.stop(drain=patience)
