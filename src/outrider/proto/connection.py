@@ -257,10 +257,10 @@ class Connection:
         """Time passed: send a PING, or raise SilentPeerError when the peer has gone."""
         if self.state is State.CLOSED:
             return
-        silent = now - self._heard
-        if silent >= SILENT_BEATS * self._heartbeat:
-            raise SilentPeerError(silent)
-        if silent >= self._heartbeat and self._pinged is None:
+        # Compared as `deadline` computes them: a difference may round to just below.
+        if now >= self._heard + SILENT_BEATS * self._heartbeat:
+            raise SilentPeerError(now - self._heard)
+        if now >= self._heard + self._heartbeat and self._pinged is None:
             if self.state is not State.HELLO:
                 self._queue(Ping(stamp=now))
             self._pinged = now

@@ -480,8 +480,9 @@ class EdgeClient:
                 self._send(message)
 
     def _send(self, message: Message) -> None:
-        if self._connection is not None and self._link is _Link.UP:
-            self._connection.send(message)
+        connection = self._connection
+        if connection is not None and connection.state in (State.READY, State.DRAINING):
+            connection.send(message)
 
     # ---------------------------------------------------------------- the cloud's words
 
@@ -574,16 +575,18 @@ class EdgeClient:
         if live.session.generation.finish is not None:
             self._end(number, confirmed=False)
             return
+        if live.phase is _Phase.RESUMING and error.code in (Code.UNKNOWN, Code.DIGEST):
+            live.phase = _Phase.STALE
+            return
         live.faults += 1
-        again = {Code.UNKNOWN, Code.DIGEST}
-        if live.accepted:
-            again |= {Code.BUSY, Code.DRAINING}  # shown text is worth some patience
-        if error.code not in again or live.faults > MAX_FAULTS:
+        lost = error.code in (Code.UNKNOWN, Code.DIGEST)
+        # Shown text is worth some patience; a new request may as well be told at once.
+        busy = live.accepted and error.code in (Code.BUSY, Code.DRAINING)
+        if not (lost or busy) or live.faults > MAX_FAULTS:
             self._fail(number, error.code, error.message)
             return
         live.phase = _Phase.STALE
-        if error.code in (Code.BUSY, Code.DRAINING):
-            live.not_before = now + self._pause(live.faults)
+        live.not_before = now + self._pause(live.faults) if busy else now
 
     # ---------------------------------------------------------------- ends
 
@@ -595,6 +598,8 @@ class EdgeClient:
 
     def _fail(self, number: int, code: Code, message: str) -> None:
         live = self._live.pop(number)
+        if live.phase in (_Phase.RESUMING, _Phase.RUNNING):
+            self._send(Cancel(session=number))
         if live.session.generation.finish is not None and code is Code.UNREACHABLE:
             reason = live.session.generation.finish
             self._events.append(Ended(session=number, reason=reason, confirmed=False))
