@@ -20,9 +20,7 @@ from outrider.commands.options import (
     DtypeOption,
     Threads,
 )
-
-LISTENING = "listening on "
-"""Start of the one line on stdout that says the verifier is ready; scripts wait for it."""
+from outrider.runtime.process import LISTENING
 
 
 def _address(listen: str) -> tuple[str, int]:
