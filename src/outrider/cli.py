@@ -7,22 +7,27 @@ and an install without torch work (tests/test_project.py holds this).
 from __future__ import annotations
 
 import io
-import os
 import sys
 from typing import Annotated
 
 import typer
 
 from outrider.commands import errors
+from outrider.commands.demo import demo
+from outrider.commands.doctor import doctor
+from outrider.commands.generate import generate
+from outrider.commands.pull import pull
 from outrider.commands.version import version
 
 app = typer.Typer(
     name="outrider",
     add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(version)
+for command in (generate, demo, pull, doctor, version):
+    app.command()(command)
 
 
 def _show_version(wanted: bool) -> None:
@@ -59,10 +64,6 @@ def run(arguments: list[str] | None = None) -> int:
         code = app(arguments, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         return errors.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read us has gone; keep the interpreter's last flush from complaining.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return errors.PIPE_CLOSED
     except Exception as error:
         shown = errors.describe(error)
         if shown is None:

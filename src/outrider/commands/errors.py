@@ -3,9 +3,10 @@
     exception                      exit   shown
     ParameterError, EngineError     2     error: <the message>
     CommandError, a usage error     2     error: <the message>
+    an optional package is missing  2     error: <the extra to install>
     OSError                         1     error: <the message>
     Ctrl-C                        130     nothing; what was printed stays
-    a closed pipe (`| head`)      141     nothing
+    a closed pipe (`| head`)        1     nothing (typer sees to it)
 
 Anything else is a bug of ours and keeps its traceback.
 """
@@ -23,12 +24,15 @@ USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[2]
 """click's base of all usage errors. Found, not imported: typer carries click inside itself in
 some versions and depends on it in others."""
 
+OPTIONAL: Final = frozenset(
+    {"torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate", "jinja2"}
+)
+"""Top-level modules that the extra `torch` brings (pyproject.toml)."""
+
 BAD_INPUT: Final = 2
 FAILED: Final = 1
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
-PIPE_CLOSED: Final = 141
-"""128 + SIGPIPE."""
 
 
 class CommandError(Exception):
@@ -43,11 +47,14 @@ def describe(error: Exception) -> tuple[str, int] | None:
             return str(error).replace(error.field, option, 1), BAD_INPUT
         case CommandError() | EngineError():
             return _one_line(str(error)), BAD_INPUT
+        case ModuleNotFoundError(name=str(name)) if name.split(".")[0] in OPTIONAL:
+            fix = 'pip install "outrider[torch]"'
+            return f"{name.split('.')[0]} is not installed: {fix}", BAD_INPUT
         case OSError():
             return _one_line(str(error)), FAILED
     if isinstance(error, USAGE_ERROR):
         message: str = error.format_message()  # type: ignore[attr-defined]
-        return _one_line(message), BAD_INPUT
+        return _one_line(message.replace("Value error, ", "")), BAD_INPUT
     return None
 
 

@@ -1,0 +1,164 @@
+"""`outrider demo`: an answer to watch, then plain decoding against speculation in numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from outrider.commands import console, models
+from outrider.commands.errors import CommandError
+from outrider.commands.generate import show
+from outrider.commands.options import (
+    DEFAULT_DRAFT_LENGTH,
+    DEFAULT_TARGET,
+    Draft,
+    DraftLength,
+    Dtype,
+    Json,
+    Target,
+    Threads,
+)
+from outrider.core.tokens import ParameterError, Rule, SamplingParams
+from outrider.demo import PROMPTS, Arm, compare
+
+
+def demo(
+    target: Target = DEFAULT_TARGET,
+    draft: Draft = None,
+    draft_length: DraftLength = DEFAULT_DRAFT_LENGTH,
+    threads: Threads = None,
+    prompts: Annotated[
+        int,
+        typer.Option(
+            min=1, max=len(PROMPTS), metavar="N", help="How many prompts to measure on, 1 to 8."
+        ),
+    ] = 2,
+    max_tokens: Annotated[
+        int, typer.Option(metavar="N", help="At most this many tokens an answer.")
+    ] = 48,
+    as_json: Json = False,
+) -> None:
+    """See a pair at work: a streamed answer, then plain decoding against speculation.
+
+    All arms answer the same prompts at temperature 0, in turns. The last arm is the target at
+    its fastest, without the fixed shapes that make its text reproducible to the bit.
+
+    Examples:
+
+    ```
+    outrider demo
+    outrider demo --draft large --draft-length 6 --prompts 8
+    outrider demo --json
+    ```
+    """
+    if draft_length == 0 or draft == "none":
+        raise CommandError("the demo compares with a draft: give --draft-length 1 to 64")
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    arms, pair = _arms(target, draft, draft_length, threads)
+    ids = [pair.encode(text, raw=False, system=None) for text in PROMPTS[:prompts]]
+    if not as_json:
+        _stream_one(pair, ids[0], params, draft_length)
+    with Progress(console=console.messages(), transient=True, disable=as_json) as progress:
+        task = progress.add_task("measuring", total=len(arms) * len(ids))
+        for done in compare(arms, ids, params):
+            progress.update(task, completed=done)
+    if as_json:
+        console.print_json(_facts(arms, pair, len(ids)))
+    else:
+        _report(arms, pair, len(ids))
+
+
+def _arms(
+    target: str, draft: str | None, draft_length: int, threads: int | None
+) -> tuple[list[Arm], models.Pair]:
+    common: dict[str, Any] = {"target": target, "dtype": Dtype.AUTO, "device": "auto"}
+    common["threads"] = threads
+    pair = models.load(draft=draft, draft_length=draft_length, deterministic=True, **common)
+    free = models.load(draft="none", draft_length=0, deterministic=False, **common)
+    drafter = pair.generator.drafter
+    if drafter is None:
+        raise ParameterError("draft", "must name a draft")
+    return [
+        Arm("target alone", pair.generator, 0),
+        Arm(f"with {drafter.name}, K={draft_length}", pair.generator, draft_length),
+        Arm("target alone, free shapes", free.generator, 0),
+    ], pair
+
+
+def _stream_one(
+    pair: models.Pair, ids: tuple[int, ...], params: SamplingParams, draft_length: int
+) -> None:
+    out = console.facts()
+    out.print(f"[bold]> {PROMPTS[0]}[/bold]")
+    stream = pair.stream(ids, params, Rule.COUPLED, draft_length)
+    show(stream)
+    console.messages().print(models.summary(stream.result), style="dim", markup=False)
+
+
+def _report(arms: list[Arm], pair: models.Pair, prompts: int) -> None:
+    info = pair.generator.target.info
+    title = f"{info.name} ({info.dtype}, {info.device}), {prompts} prompts, T=0"
+    table = Table(title=escape(title))
+    table.add_column("")
+    for heading in ("calls per token", "accepted", "ms per token"):
+        table.add_column(heading, justify="right")
+    for arm in arms:
+        table.add_row(
+            escape(arm.name),
+            _number(arm.calls_per_token, "{:.2f}"),
+            _number(arm.acceptance, "{:.0%}"),
+            _number(arm.seconds_per_token, "{:.1f}", 1e3),
+        )
+    out = console.facts()
+    out.print()
+    out.print(table)
+    for line in _verdict(arms, prompts):
+        out.print(line)
+
+
+def _number(value: float | None, form: str, scale: float = 1.0) -> str:
+    return "-" if value is None else form.format(value * scale)
+
+
+def _verdict(arms: list[Arm], prompts: int) -> list[str]:
+    """What the table means, in words, also where it speaks against speculation."""
+    plain, speculative, free = arms
+    lines = [
+        f"Same ids as the target alone: {speculative.same_answers(plain)} of {prompts} answers."
+    ]
+    best = min(plain.seconds_per_token or 0.0, free.seconds_per_token or 0.0)
+    if best and speculative.seconds_per_token:
+        factor = best / speculative.seconds_per_token
+        if factor >= 1.0:
+            lines.append(
+                f"Speculation is {factor:.2f}x as fast as the fastest plain decoding here."
+            )
+        else:
+            lines.append(
+                f"Speculation does not pay on this machine: {1 / factor:.2f}x the time of the "
+                "fastest plain arm."
+            )
+    if speculative.calls_per_token:
+        saved = 1 - speculative.calls_per_token
+        lines.append(
+            f"It saves {saved:.0%} of the calls to the target. With the target behind a network "
+            "each call is a round trip; there is no network in this version yet."
+        )
+    return lines
+
+
+def _facts(arms: list[Arm], pair: models.Pair, prompts: int) -> dict[str, Any]:
+    plain, speculative, _free = arms
+    info = pair.generator.target.info
+    return {
+        "target": info.name,
+        "dtype": info.dtype,
+        "device": info.device,
+        "prompts": prompts,
+        "identical_answers": speculative.same_answers(plain),
+        "arms": [arm.as_dict() for arm in arms],
+    }

@@ -1,0 +1,85 @@
+"""`outrider doctor`: what is here, what is missing, how to get it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from outrider.commands import console
+from outrider.commands.errors import FAILED
+from outrider.commands.options import Json
+from outrider.diagnose import PACKAGES, Report, examine
+
+
+def doctor(as_json: Json = False) -> None:
+    """Check what is installed, which devices can be used, and what is missing.
+
+    Exit code 0: `outrider generate` can run. 1: something is missing; the command to get it is
+    shown. Nothing is changed.
+
+    Examples:
+
+    ```
+    outrider doctor
+    outrider doctor --json
+    ```
+    """
+    with console.waiting("looking"):
+        report = examine()
+    if as_json:
+        console.print_json({**asdict(report), "ok": report.ok})
+    else:
+        _show(report)
+    if not report.ok:
+        raise typer.Exit(FAILED)
+
+
+def _show(report: Report) -> None:
+    out = console.facts()
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _rows(report):
+        table.add_row(name, escape(value))
+    out.print(table)
+    out.print()
+    for problem in report.problems:
+        out.print(f"[red]missing[/red]  {escape(problem.what)}")
+        out.print(f"         to get it: [bold]{escape(problem.fix)}[/bold]")
+    if report.ok:
+        out.print("[green]ready[/green]    outrider generate can run")
+
+
+def _rows(report: Report) -> list[tuple[str, str]]:
+    memory = "unknown" if report.memory_gib is None else f"{report.memory_gib} GiB"
+    features = f" ({', '.join(report.cpu_features)})" if report.cpu_features else ""
+    rows = [
+        ("outrider", report.version),
+        ("Python", report.python),
+        ("system", report.system),
+        ("cores", f"{report.cores}{features}"),
+        ("memory", memory),
+    ]
+    for extra, names in PACKAGES.items():
+        found = [f"{name} {report.packages[name] or '(missing)'}" for name in names]
+        rows.append(("packages" if extra == "base" else f"extra {extra}", ", ".join(found)))
+    if report.torch is not None:
+        build = "CPU build" if report.torch["cuda_build"] is None else report.torch["cuda_build"]
+        kernels, threads = report.torch["cpu_kernels"], report.torch["threads"]
+        rows.append(("torch", f"{build}, {kernels} kernels, {threads} threads"))
+        rows.append(("devices", ", ".join(report.torch["devices"])))
+    weights = report.weights
+    rows += [
+        ("weights", weights.file or "not here"),
+        ("unpacked", _files(weights.unpacked) or "not yet: outrider pull, or the first use"),
+        ("drafts", _files(weights.drafts) or "none in this package"),
+        ("cache", weights.cache),
+    ]
+    return rows
+
+
+def _files(sizes: dict[str, float]) -> str:
+    return ", ".join(f"{name} ({size:g} MB)" for name, size in sizes.items())

@@ -1,0 +1,234 @@
+"""`outrider generate`: one prompt, one answer, streamed."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from outrider.commands import console, models
+from outrider.commands.errors import CommandError
+from outrider.commands.options import (
+    DEFAULT_DRAFT_LENGTH,
+    DEFAULT_MAX_TOKENS,
+    DEFAULT_TARGET,
+    DEFAULT_TEMPERATURE,
+    LENGTH,
+    OUTPUT,
+    SAMPLING,
+    SPECULATION,
+    Deterministic,
+    Device,
+    Draft,
+    DraftLength,
+    Dtype,
+    DtypeOption,
+    Json,
+    Target,
+    Threads,
+    Verify,
+)
+from outrider.core.tokens import Rule, SamplingParams
+
+
+def _sampling(name: str, text: str) -> Any:
+    return typer.Option(name, metavar="N", help=text, rich_help_panel=SAMPLING)
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The question or text; - reads it from stdin.")],
+    target: Target = DEFAULT_TARGET,
+    draft: Draft = None,
+    dtype: DtypeOption = Dtype.AUTO,
+    device: Device = "auto",
+    deterministic: Deterministic = True,
+    threads: Threads = None,
+    verify: Annotated[
+        Verify,
+        typer.Option(
+            metavar="RULE",
+            help="Acceptance rule. coupled: same seed, same text as the target alone. ratio: "
+            "the same distribution, usually a few more guesses accepted.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = Verify.COUPLED,
+    draft_length: DraftLength = DEFAULT_DRAFT_LENGTH,
+    temperature: Annotated[
+        float, _sampling("--temperature", "0 = always the likeliest token, 1 = as the model is.")
+    ] = DEFAULT_TEMPERATURE,
+    top_k: Annotated[int, _sampling("--top-k", "Keep the k likeliest tokens; 0 = all.")] = 0,
+    top_p: Annotated[
+        float, _sampling("--top-p", "Keep the likeliest tokens up to this probability; 1 = all.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, _sampling("--min-p", "Drop tokens below this share of the likeliest; 0 = none.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, _sampling("--repetition-penalty", "Above 1: tokens seen before lose; 1 = off.")
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float, _sampling("--presence-penalty", "Taken once from tokens in the answer; 0 = off.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, _sampling("--frequency-penalty", "Taken for each occurrence so far; 0 = off.")
+    ] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID=BIAS",
+            help="Add BIAS (-100 to 100) to a token id; may be repeated.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Same seed, same text. Left out, one is drawn and shown.",
+            show_default=False,
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(metavar="N", help="At most this many tokens.", rich_help_panel=LENGTH)
+    ] = DEFAULT_MAX_TOKENS,
+    min_tokens: Annotated[
+        int,
+        typer.Option(metavar="N", help="No end of text before this many.", rich_help_panel=LENGTH),
+    ] = 0,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="End the text before this string; may be repeated.",
+            rich_help_panel=LENGTH,
+        ),
+    ] = None,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-eos",
+            metavar="",
+            help="Go on past the model's own end.",
+            rich_help_panel=LENGTH,
+        ),
+    ] = False,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw",
+            metavar="",
+            help="Continue the prompt as it is, no chat template.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="System message of the chat.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="With --json: log-probability of each token and N alternatives (0 to 20).",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Answer a prompt, streamed as it comes; a draft model guesses ahead, the target decides.
+
+    Examples:
+
+    ```
+    outrider generate "Why is the sky blue?"
+    outrider generate - --max-tokens 100 < question.txt
+    outrider generate "Count to ten" --temperature 0 --draft-length 8
+    outrider generate "Tell me a story" --seed 7 --json
+    outrider generate "Once upon a time" --raw --target ./my-model
+    ```
+    """
+    if logprobs is not None and not as_json:
+        raise CommandError("--logprobs is shown only with --json: add --json")
+    if raw and system is not None:
+        raise CommandError("--system belongs to the chat template: leave --raw or --system out")
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=_parse_bias(logit_bias or []),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        seed=secrets.randbelow(2**32) if seed is None else seed,
+    )
+    text = read_prompt(prompt)
+    pair = models.load(
+        target=target,
+        draft=draft,
+        draft_length=draft_length,
+        dtype=dtype,
+        device=device,
+        deterministic=deterministic,
+        threads=threads,
+    )
+    stream = pair.stream(
+        pair.encode(text, raw=raw, system=system), params, Rule(verify.value), draft_length
+    )
+    if as_json:
+        for _ in stream:
+            pass
+        console.print_json(stream.result.as_dict())
+        return
+    show(stream)
+    console.messages().print(models.summary(stream.result), style="dim", markup=False)
+
+
+def show(stream: Any) -> None:
+    """Text to stdout as it comes; Ctrl-C ends it, and what was printed stays."""
+    try:
+        for step in stream:
+            sys.stdout.write(step.text)
+            sys.stdout.flush()
+    finally:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+def read_prompt(argument: str) -> str:
+    """The prompt itself, from the command line or stdin; refuses what cannot be encoded."""
+    try:
+        text = sys.stdin.read().removesuffix("\n") if argument == "-" else argument
+        text.encode("utf-8")
+    except UnicodeError:
+        raise CommandError("the prompt is not valid UTF-8 text: convert it first") from None
+    if not text:
+        raise CommandError('the prompt is empty: give a text, as in outrider generate "Hello"')
+    return text
+
+
+def _parse_bias(items: list[str]) -> dict[int, float]:
+    bias = {}
+    for item in items:
+        token, _, value = item.partition("=")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError:
+            raise CommandError(
+                f"--logit-bias takes ID=BIAS with two numbers, as in 42=-100; got {item!r}"
+            ) from None
+    return bias

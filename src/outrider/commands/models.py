@@ -1,0 +1,95 @@
+"""From the options that name models to a generator that is ready to answer."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.commands import console
+from outrider.commands.options import Dtype
+from outrider.core.tokens import Rule, SamplingParams
+from outrider.runtime.local import (
+    GenerationRequest,
+    GenerationResult,
+    GenerationStream,
+    LocalGenerator,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A loaded target, its tokenizer, and maybe a drafter, behind one generator."""
+
+    tokenizer: Any
+    generator: LocalGenerator
+
+    def encode(self, prompt: str, *, raw: bool, system: str | None) -> tuple[int, ...]:
+        """Prompt to ids: through the chat template, or as it is."""
+        if raw:
+            return tuple(self.tokenizer.encode(prompt))
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        messages.append({"role": "user", "content": prompt})
+        return tuple(self.tokenizer.chat(messages))
+
+    def stream(
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, rule: Rule, draft_length: int
+    ) -> GenerationStream:
+        return self.generator.stream(
+            GenerationRequest(
+                prompt_ids=prompt_ids, params=params, rule=rule, draft_length=draft_length
+            )
+        )
+
+
+def default_draft(target: str) -> str:
+    """Who drafts when nobody says: the shipped draft fits the built-in target alone."""
+    return "lookup+small" if target.startswith("builtin:") else "lookup"
+
+
+def load(
+    *,
+    target: str,
+    draft: str | None,
+    draft_length: int,
+    dtype: Dtype,
+    device: str,
+    deterministic: bool,
+    threads: int | None,
+) -> Pair:
+    """Load what the options name. A spinner shows on stderr meanwhile."""
+    from outrider.engines.load import load_drafter, load_target
+
+    # The hub's client reports every retry by itself; one line at the end is enough.
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    draft = default_draft(target) if draft is None else draft
+    with console.waiting(f"loading {target}"):
+        loaded = load_target(
+            target,
+            dtype=dtype.value,
+            device=device,
+            deterministic=deterministic,
+            threads=threads,
+        )
+        drafter = None
+        if draft_length > 0:
+            drafter = load_drafter(draft, loaded, device=device, threads=threads)
+    generator = LocalGenerator(loaded.model, loaded.tokenizer, drafter)
+    return Pair(tokenizer=loaded.tokenizer, generator=generator)
+
+
+def summary(result: GenerationResult) -> str:
+    """One line about a finished answer, for people."""
+    parts = [f"{result.completion_tokens} tokens"]
+    acceptance = result.counters.acceptance
+    if acceptance is not None:
+        parts.append(f"draft {result.draft}: {acceptance:.0%} of guesses accepted")
+    if result.completion_tokens:
+        calls = result.counters.rounds / result.completion_tokens
+        parts.append(f"{calls:.2f} target calls per token")
+    if result.timing.tpot_s is not None:
+        parts.append(f"{result.timing.tpot_s * 1e3:.0f} ms per token")
+    parts.append(f"seed {result.seed}")
+    if result.counters.near_ties:
+        parts.append(f"{result.counters.near_ties} near-ties (see --deterministic)")
+    return " · ".join(parts)

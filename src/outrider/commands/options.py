@@ -1,0 +1,109 @@
+"""Options that several commands share, with their help. One place, one wording."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+
+DEFAULT_TARGET: Final = "builtin:smollm2"
+DEFAULT_MAX_TOKENS: Final = 256
+DEFAULT_TEMPERATURE: Final = 0.7
+"""Small targets ramble at 1; 0.7 is what chat front ends commonly use."""
+DEFAULT_DRAFT_LENGTH: Final = 4
+
+MODELS: Final = "Models"
+SAMPLING: Final = "Sampling"
+LENGTH: Final = "Length and stopping"
+NUMERICS: Final = "Numerics"
+SPECULATION: Final = "Speculation"
+OUTPUT: Final = "Prompt and output"
+
+
+class Dtype(StrEnum):
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+class Verify(StrEnum):
+    COUPLED = "coupled"
+    RATIO = "ratio"
+
+
+Target = Annotated[
+    str,
+    typer.Option(
+        metavar="MODEL",
+        help="The model whose text you get: builtin:smollm2, a hub id, or a folder.",
+        rich_help_panel=MODELS,
+    ),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="Who guesses: small, large (both ship with builtin:smollm2), lookup (copies from "
+        "the text so far), lookup+small, lookup+large, none, a hub id, or a folder. "
+        "Default: lookup+small for the built-in target, lookup for any other.",
+        show_default=False,
+        rich_help_panel=MODELS,
+    ),
+]
+DtypeOption = Annotated[
+    Dtype,
+    typer.Option(
+        "--dtype",
+        metavar="TYPE",
+        help="Number format: bfloat16, float16, float32; auto: bfloat16 for the built-in "
+        "target, else the checkpoint's own.",
+        rich_help_panel=NUMERICS,
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Where the models run: auto, cpu, cuda, cuda:1.",
+        rich_help_panel=MODELS,
+    ),
+]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        metavar="",
+        help="Forwards of one fixed shape: the same seed gives the same text whatever the "
+        "draft. Off is faster, and near-ties may then fall the other way (they are counted).",
+        rich_help_panel=NUMERICS,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=1024,
+        metavar="N",
+        help="Processor threads for the models; left out, torch chooses.",
+        show_default=False,
+        rich_help_panel=NUMERICS,
+    ),
+]
+DraftLength = Annotated[
+    int,
+    typer.Option(
+        metavar="K",
+        help="Guesses a round, 0 (none) to 64.",
+        rich_help_panel=SPECULATION,
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        metavar="",
+        help="Exactly one JSON object on stdout and nothing else there.",
+        rich_help_panel=OUTPUT,
+    ),
+]

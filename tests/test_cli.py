@@ -1,0 +1,428 @@
+"""The command line: what goes to stdout and stderr, exit codes, and one line for bad input.
+
+Most tests run in this process on a toy pair; `model` marks those on the built-in pair.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from outrider.cli import run
+from outrider.commands import models
+from outrider.engines.drafters import ModelDrafter
+from outrider.engines.tokenizer import ByteTokenizer
+from outrider.engines.toy import Law, ToyModel, blend_law, random_law
+from outrider.runtime.local import LocalGenerator
+
+KEYS = {
+    "text",
+    "token_ids",
+    "prompt_tokens",
+    "completion_tokens",
+    "finish_reason",
+    "seed",
+    "target_forwards",
+    "drafted",
+    "accepted",
+    "accepted_per_position",
+    "timing",
+    "target",
+    "draft",
+    "verify",
+}
+CONTEXT = 128
+
+
+def words(seed: int) -> Law:
+    """A law that writes lower-case letters and blanks only, and ends now and then."""
+    inner = random_law(seed, 257)
+    mask = np.full(257, -np.inf, dtype=np.float32)
+    mask[[*range(ord("a"), ord("z") + 1), ord(" "), ByteTokenizer.END]] = 0.0
+    mask[ByteTokenizer.END] = -4.0
+    return lambda context: (inner(context) + mask).astype(np.float32)
+
+
+def toy_pair(*, draft: bool = True, law: Law | None = None) -> models.Pair:
+    tokenizer = ByteTokenizer()
+    common = {"vocab_size": 257, "context_length": CONTEXT, "eos_token_ids": frozenset({256})}
+    target = ToyModel(law or words(1), name="toy", **common)
+    guess = ToyModel(blend_law(words(1), words(2), 0.4, seed=3), name="toy-draft", **common)
+    drafter = ModelDrafter("toy-draft", model=guess) if draft else None
+    return models.Pair(tokenizer=tokenizer, generator=LocalGenerator(target, tokenizer, drafter))
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`models.load` gives a toy pair; everything else is the real command."""
+
+    def load(*, draft: str | None, draft_length: int, **_options: object) -> models.Pair:
+        return toy_pair(draft=draft != "none" and draft_length > 0)
+
+    monkeypatch.setattr(models, "load", load)
+
+
+Out = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def outrider(capsys: pytest.CaptureFixture[str]) -> Out:
+    """Run one command line; exit code, stdout, stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = run(list(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+# -- answers ----------------------------------------------------------------------------------
+
+
+def test_json_is_exactly_one_object(toy: None, outrider: Out):
+    code, out, err = outrider("generate", "hi", "--json", "--seed", "7", "--max-tokens", "40")
+    assert (code, err) == (0, "")
+    assert out.count("\n") == 1
+    facts = json.loads(out)
+    assert set(facts) >= KEYS
+    assert facts["seed"] == 7
+    assert facts["completion_tokens"] == len(facts["token_ids"]) <= 40
+    assert facts["text"] == bytes(t for t in facts["token_ids"] if t < 256).decode()
+    assert 0 < facts["accepted"] < facts["drafted"]
+    assert sum(facts["accepted_per_position"]) == facts["accepted"]
+    assert set(facts["timing"]) >= {"ttft_s", "tpot_s", "total_s"}
+    assert (facts["target"], facts["draft"], facts["verify"]) == ("toy", "toy-draft", "coupled")
+
+
+def test_the_draft_never_changes_the_text(toy: None, outrider: Out):
+    """I1, through the whole command."""
+    texts = set()
+    for options in (
+        ["--draft", "none"],
+        ["--draft-length", "0"],
+        ["--draft-length", "1"],
+        ["--draft-length", "12"],
+    ):
+        code, out, _ = outrider("generate", "hi", "--json", "--seed", "11", *options)
+        assert code == 0
+        texts.add(tuple(json.loads(out)["token_ids"]))
+    assert len(texts) == 1
+
+
+def test_streamed_text_equals_the_json_text(toy: None, outrider: Out):
+    arguments = ("generate", "hi", "--seed", "3", "--max-tokens", "50")
+    _, out, err = outrider(*arguments)
+    _, as_json, _ = outrider(*arguments, "--json")
+    assert out == json.loads(as_json)["text"] + "\n"
+    assert re.fullmatch(
+        r"\d+ tokens · draft toy-draft: \d+% of guesses accepted · 0\.\d\d target calls per token "
+        r"· \d+ ms per token · seed 3\n",
+        err,
+    )
+    assert "\x1b" not in out + err  # no colour where there is no terminal
+
+
+def test_without_a_seed_one_is_drawn_and_shown(toy: None, outrider: Out):
+    seeds = set()
+    for _ in range(4):
+        _, out, _ = outrider("generate", "hi", "--json", "--max-tokens", "2")
+        seeds.add(json.loads(out)["seed"])
+    assert len(seeds) == 4  # 32 bits: four equal ones happen once in 700 million runs
+    seed = seeds.pop()
+    _, first, _ = outrider("generate", "hi", "--json", "--seed", str(seed))
+    _, again, _ = outrider("generate", "hi", "--json", "--seed", str(seed))
+    assert json.loads(first)["token_ids"] == json.loads(again)["token_ids"]
+
+
+def test_prompt_from_stdin(toy: None, outrider: Out, monkeypatch: pytest.MonkeyPatch):
+    _, direct, _ = outrider("generate", "from a pipe", "--seed", "1", "--json")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe\n"))
+    _, piped, _ = outrider("generate", "-", "--seed", "1", "--json")
+    assert json.loads(piped)["token_ids"] == json.loads(direct)["token_ids"]
+
+
+def test_raw_and_system_shape_the_prompt(toy: None, outrider: Out):
+    def length(*options: str) -> int:
+        _, out, _ = outrider("generate", "hi", "--json", "--max-tokens", "1", *options)
+        count: int = json.loads(out)["prompt_tokens"]
+        return count
+
+    assert length("--raw") == len("hi")
+    assert length() == len("user: hi\nassistant: ")
+    assert length("--system", "be kind") == len("system: be kind\nuser: hi\nassistant: ")
+
+
+def test_sampling_options_reach_the_model(toy: None, outrider: Out):
+    ban = [f"--logit-bias={token}=-100" for token in range(ord("a"), ord("z"))]
+    _, out, _ = outrider("generate", "hi", "--json", "--min-tokens", "9", "--seed", "5", *ban)
+    facts = json.loads(out)
+    assert set(facts["text"]) <= {"z", " "}
+    assert facts["completion_tokens"] >= 9
+
+
+def test_stop_and_ignore_eos(toy: None, outrider: Out):
+    base = ["generate", "hi", "--json", "--seed", "2", "--max-tokens", "60", "--ignore-eos"]
+    _, out, _ = outrider(*base)
+    free = json.loads(out)
+    assert free["finish_reason"] == "length"
+    assert free["completion_tokens"] == 60
+    mark = free["text"][10:13]
+    _, out, _ = outrider(*base, "--stop", mark)
+    cut = json.loads(out)
+    assert cut["finish_reason"] == "stop"
+    assert cut["text"] == free["text"][: free["text"].index(mark)]
+
+
+def test_logprobs(toy: None, outrider: Out):
+    _, out, _ = outrider("generate", "hi", "--json", "--logprobs", "2", "--seed", "1")
+    facts = json.loads(out)
+    assert len(facts["logprobs"]) == facts["completion_tokens"]
+    assert all(entry["logprob"] <= 0 and len(entry["top"]) == 2 for entry in facts["logprobs"])
+
+
+def test_the_ratio_rule(toy: None, outrider: Out):
+    code, out, _ = outrider("generate", "hi", "--json", "--verify", "ratio", "--seed", "1")
+    assert code == 0
+    assert json.loads(out)["verify"] == "ratio"
+
+
+def test_ctrl_c_keeps_what_was_printed(outrider: Out, monkeypatch: pytest.MonkeyPatch):
+    plain = words(1)
+
+    def interrupted(context: tuple[int, ...]) -> np.ndarray:
+        if len(context) > 40:
+            raise KeyboardInterrupt
+        return plain(context)
+
+    monkeypatch.setattr(models, "load", lambda **_: toy_pair(draft=False, law=interrupted))
+    code, out, err = outrider("generate", "hi", "--ignore-eos", "--seed", "1")
+    assert code == 130
+    assert len(out) == 41 - len("user: hi\nassistant: ") + 1  # the tokens before, a line break
+    assert err == ""
+
+
+def test_a_closed_pipe_ends_quietly():
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.run(
+        [sys.executable, "-m", "outrider", "version"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(writer)
+    assert (process.returncode, process.stderr) == (1, "")
+
+
+# -- bad input --------------------------------------------------------------------------------
+
+BAD = {
+    "empty prompt": ([""], "prompt is empty"),
+    "long prompt": (["x" * CONTEXT], f"context of {CONTEXT}"),
+    "temperature": (["hi", "--temperature", "-1"], "--temperature: must be in [0, 100]"),
+    "temperature nan": (["hi", "--temperature", "nan"], "--temperature: must be"),
+    "temperature word": (["hi", "--temperature", "hot"], "--temperature"),
+    "top-p": (["hi", "--top-p", "1.5"], "--top-p: must be in (0, 1]"),
+    "top-k": (["hi", "--top-k", "-1"], "--top-k: must be in [0,"),
+    "min-p": (["hi", "--min-p", "2"], "--min-p: must be in [0, 1]"),
+    "repetition": (["hi", "--repetition-penalty", "0"], "--repetition-penalty: must be in"),
+    "presence": (["hi", "--presence-penalty", "3"], "--presence-penalty: must be in [-2, 2]"),
+    "frequency": (["hi", "--frequency-penalty", "-3"], "--frequency-penalty: must be in [-2, 2]"),
+    "seed": (["hi", "--seed", "-1"], "--seed: must be in [0, 9223372036854775807]"),
+    "huge seed": (["hi", "--seed", str(2**63)], "--seed: must be in"),
+    "max-tokens": (["hi", "--max-tokens", "0"], "--max-tokens: must be in [1,"),
+    "min-tokens": (["hi", "--min-tokens", "500"], "--min-tokens: must be in [0, 256]"),
+    "negative K": (["hi", "--draft-length", "-1"], "--draft-length: must be in [0, 64]"),
+    "huge K": (["hi", "--draft-length", "65"], "--draft-length: must be in [0, 64]"),
+    "stop": (["hi", "--stop", ""], "--stop: each must have 1 to"),
+    "bias": (["hi", "--logit-bias", "abc"], "--logit-bias takes ID=BIAS"),
+    "big bias": (["hi", "--logit-bias", "5=101"], "--logit-bias: must be in [-100, 100]"),
+    "bias id": (["hi", "--logit-bias", "-1=1"], "--logit-bias: must be in [0,"),
+    "logprobs": (["hi", "--json", "--logprobs", "21"], "--logprobs: must be in [0, 20]"),
+    "logprobs alone": (["hi", "--logprobs", "1"], "add --json"),
+    "raw system": (["hi", "--raw", "--system", "x"], "--raw or --system"),
+    "dtype": (["hi", "--dtype", "int3"], "'auto', 'bfloat16', 'float16', 'float32'"),
+    "verify": (["hi", "--verify", "luck"], "'coupled', 'ratio'"),
+    "threads": (["hi", "--threads", "0"], "--threads"),
+    "no prompt": ([], "PROMPT"),
+    "unknown option": (["hi", "--creativity", "9"], "--creativity"),
+    "broken text": (["\udcff"], "not valid UTF-8"),
+}
+
+
+@pytest.mark.parametrize("json_wanted", [False, True], ids=["text", "json"])
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(toy: None, outrider: Out, case: str, json_wanted: bool):
+    arguments, message = BAD[case]
+    if json_wanted and case == "logprobs alone":
+        pytest.skip("not an error with --json")
+    code, out, err = outrider("generate", *arguments, *(["--json"] if json_wanted else []))
+    assert code == 2
+    assert out == ""
+    assert re.fullmatch(r"error: .+\n", err), err
+    assert message.lower() in err.lower()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["frobnicate"], ["--frobnicate"], ["demo", "--prompts", "9"]]
+)
+def test_unknown_words_are_one_line(outrider: Out, arguments: list[str]):
+    code, out, err = outrider(*arguments)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error: .+\n", err), err
+
+
+def test_a_bug_keeps_its_traceback(outrider: Out, monkeypatch: pytest.MonkeyPatch):
+    def bug(**_: object) -> models.Pair:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(models, "load", bug)
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        outrider("generate", "hi")
+
+
+# -- the other commands -----------------------------------------------------------------------
+
+
+def test_bare_outrider_teaches(outrider: Out):
+    code, out, _ = outrider()
+    assert code == 0
+    assert "generate" in out
+    assert 'outrider generate "Why is the sky blue?"' in out
+
+
+def test_demo_json(toy: None, outrider: Out):
+    code, out, err = outrider("demo", "--json", "--prompts", "2", "--max-tokens", "20")
+    assert (code, err) == (0, "")
+    facts = json.loads(out)
+    assert facts["identical_answers"] == facts["prompts"] == 2
+    plain, speculative, free = facts["arms"]
+    assert plain["target_calls_per_token"] == free["target_calls_per_token"] == 1.0
+    assert plain["acceptance"] is None
+    assert speculative["target_calls_per_token"] < 1.0
+    assert speculative["accepted"] / speculative["drafted"] == speculative["acceptance"]
+
+
+def test_demo_shows_an_answer_and_a_table(toy: None, outrider: Out):
+    code, out, err = outrider("demo", "--prompts", "1", "--max-tokens", "20")
+    assert code == 0
+    assert out.startswith("> Write a Python function")
+    assert "Same ids as the target alone: 1 of 1 answers." in out
+    assert re.search(r"target alone +│ +1\.00 │ +- │ +\d+\.\d", out)
+    assert re.search(r"with toy-draft, K=4 +│ +0\.\d\d │ +\d+% │ +\d+\.\d", out)
+    assert "seed 0" in err
+
+
+def test_demo_needs_a_draft(toy: None, outrider: Out):
+    code, out, err = outrider("demo", "--draft-length", "0")
+    assert (code, out) == (2, "")
+    assert "--draft-length 1 to 64" in err
+
+
+def test_doctor_without_torch_names_the_command(outrider: Out, monkeypatch: pytest.MonkeyPatch):
+    from outrider import diagnose
+
+    versions = diagnose._version
+
+    def version(name: str) -> str | None:
+        return None if name in diagnose.PACKAGES["torch"] else versions(name)
+
+    monkeypatch.setattr(diagnose, "_version", version)
+    code, out, _ = outrider("doctor")
+    assert code == 1
+    assert "not installed: torch, transformers" in out
+    assert 'pip install "outrider[torch]"' in out
+    code, out, err = outrider("doctor", "--json")
+    facts = json.loads(out)
+    assert (code, err, facts["ok"]) == (1, "", False)
+    assert facts["problems"][0]["fix"] == 'pip install "outrider[torch]"'
+
+
+def test_doctor_without_weights_names_the_command(outrider: Out, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("outrider.engines.builtin.find_gguf", lambda: None)
+    code, out, _ = outrider("doctor")
+    assert code == 1
+    assert "outrider pull" in out
+
+
+# -- the real loader ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "no-such-org/no-such-model"], "no-such-model"),
+        (["--target", "builtin:nothing"], "builtin:smollm2"),
+        (["--target", "/no/such/folder"], "/no/such/folder"),
+        (["--target", "toy:x"], "toy:x"),
+        (["--target", "toy", "--draft", "no such draft"], "no such draft"),
+        (["--target", "toy", "--device", "abacus"], "abacus"),
+    ],
+)
+def test_models_that_cannot_be_loaded(
+    outrider: Out, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+):
+    pytest.importorskip("torch")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    code, out, err = outrider("generate", "hi", "--json", *options)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error: .+\n", err), err
+    assert message in err
+
+
+def test_the_toy_target_by_name(outrider: Out):
+    """The real loader, no torch: a random law over bytes, and a draft that often agrees."""
+    base = ("generate", "hi", "--json", "--target", "toy:5", "--seed", "1", "--max-tokens", "30")
+    _, plain, _ = outrider(*base, "--draft", "none")
+    code, out, err = outrider(*base, "--draft", "toy:5:0.5")
+    assert (code, err) == (0, "")
+    facts = json.loads(out)
+    assert facts["token_ids"] == json.loads(plain)["token_ids"]
+    assert 0 < facts["accepted"] < facts["drafted"]
+
+
+def test_a_real_ctrl_c():
+    words = ["generate", "hi", "--target", "toy", "--draft", "none", "--max-tokens", "4000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "outrider", *words, "--ignore-eos"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"")
+    assert first
+    assert (first + out).endswith(b"\n")
+
+
+@pytest.mark.model
+def test_generate_on_the_built_in_pair(outrider: Out):
+    pytest.importorskip("torch")
+    from outrider.engines import builtin
+
+    if builtin.find_gguf() is None:
+        pytest.skip("the built-in weights are not here: outrider pull")
+    code, out, err = outrider(
+        *("generate", "What is 2 + 2?", "--json", "--temperature", "0", "--max-tokens", "12"),
+        *("--draft", "lookup", "--threads", "1"),
+    )
+    assert (code, err) == (0, "")
+    facts = json.loads(out)
+    assert set(facts) >= KEYS
+    assert facts["target"] == "builtin:smollm2"
+    assert "4" in facts["text"]
