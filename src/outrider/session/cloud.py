@@ -297,7 +297,7 @@ class CloudSession:
         start = self.generation.sequence.base
         step = self.generation.apply(draft, judgement)
         verdict = judgement.verdict
-        self.curve.observe(drafted=verdict.drafted, accepted=verdict.accepted)
+        self._learn(verdict, own_draft=own_draft)
         self._settle(step.tokens)
         messages: list[Message] = []
         if step.logprobs:
@@ -319,6 +319,19 @@ class CloudSession:
         if step.finish is not None:
             messages.append(self.done())
         return tuple(messages)
+
+    def _learn(self, verdict: CoreVerdict, *, own_draft: bool) -> None:
+        """Feed the acceptance curve. Under the coupled rule a pending draft that was not judged
+        is told apart by the target's own token all the same: so an acceptance that improves is
+        noticed even while no draft is worth a row."""
+        drafted, accepted = verdict.drafted, verdict.accepted
+        # A chain that began during the forward starts at its head, or behind drafts not judged.
+        same_chain = drafted == 0 or self._epoch == self._job_epoch
+        told = self._rule is Rule.COUPLED and same_chain and not own_draft
+        if told and accepted == drafted and len(self._pending) > drafted:
+            accepted += self._pending[drafted] == verdict.token
+            drafted += 1
+        self.curve.observe(drafted=drafted, accepted=accepted)
 
     def _settle(self, tokens: Sequence[int]) -> None:
         """Pending drafts that equal the new tokens go on behind them; others end the chain."""
