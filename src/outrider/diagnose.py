@@ -136,13 +136,17 @@ def _cpu_features() -> tuple[str, ...]:
     return tuple(flag for flag in CPU_FLAGS if flag in found)
 
 
+def shipped_drafts() -> dict[str, float]:
+    """Drafts of the built-in target inside this package: file name to megabytes."""
+    return _sizes(Path(__file__).parent / "data" / "drafts", "*.safetensors")
+
+
 def _weights() -> Weights:
     file = builtin.find_gguf()
-    data = Path(__file__).parent / "data" / "drafts"
     return Weights(
         file=str(file) if file else None,
         unpacked=_sizes(builtin.model_folder(), "*.safetensors"),
-        drafts=_sizes(data, "*.safetensors"),
+        drafts=shipped_drafts(),
         cache=str(builtin.cache_folder()),
     )
 

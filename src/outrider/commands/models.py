@@ -9,6 +9,7 @@ from typing import Any
 from outrider.commands import console
 from outrider.commands.options import Dtype
 from outrider.core.tokens import Rule, SamplingParams
+from outrider.diagnose import shipped_drafts
 from outrider.runtime.local import (
     GenerationRequest,
     GenerationResult,
@@ -43,8 +44,10 @@ class Pair:
 
 
 def default_draft(target: str) -> str:
-    """Who drafts when nobody says: the shipped draft fits the built-in target alone."""
-    return "lookup+small" if target.startswith("builtin:") else "lookup"
+    """Who drafts when nobody says: the shipped draft fits the built-in target alone, and a build
+    may come without it."""
+    small = target.startswith("builtin:") and "small.safetensors" in shipped_drafts()
+    return "lookup+small" if small else "lookup"
 
 
 def load(
