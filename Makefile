@@ -57,7 +57,7 @@ setup: $(STAMP) ## the virtual environment only (the other chores do this themse
 pins: $(STAMP) ## compile requirements/*.txt anew from pyproject.toml
 	@$(UV) pip compile pyproject.toml --universal --python-version 3.11 --no-emit-index-url \
 	  --no-annotate --no-header --upgrade -q | tee requirements/base.txt.new >/dev/null
-	@$(UV) pip compile pyproject.toml --extra torch --extra net --extra dev --universal --python-version 3.11 \
+	@$(UV) pip compile pyproject.toml --extra torch --extra dev --universal --python-version 3.11 \
 	  -c requirements/base.txt.new -c requirements/torch.txt --no-emit-index-url --no-annotate \
 	  --no-header --upgrade -q | grep -vE '^(torch|triton|nvidia-|cuda-)' >requirements/dev.txt.new
 	@for set in base dev; do \

@@ -189,7 +189,7 @@ def pinned(file: str) -> dict[str, str]:
 
 
 def test_the_base_install_is_small():
-    assert names(PROJECT["dependencies"]) == {"numpy", "typer", "rich"}
+    assert names(PROJECT["dependencies"]) == {"numpy", "typer", "rich", "msgspec", "websockets"}
 
 
 def test_every_dependency_names_its_reason():
