@@ -249,6 +249,12 @@ class Distribution:
         return noise * math.exp(float(self.top) - float(self.weights[index]))
 
 
+def draw_from(ids: IdArray, p: F64Array, draw_key: int) -> int:
+    """One of `ids` with probability in proportion to `p` (all positive): argmin E/p, plainly."""
+    noise = rng.exponentials(rng.integers(draw_key, rng.token_offsets(ids)))
+    return int(ids[int((noise / p).argmin())])
+
+
 def _check_top(top: np.float32) -> None:
     """`top`: the largest logit. NaN anywhere makes it NaN."""
     if not math.isfinite(top):

@@ -32,7 +32,7 @@ import numpy as np
 
 from outrider.core import rng
 from outrider.core.rng import Purpose
-from outrider.core.sampling import Distribution
+from outrider.core.sampling import Distribution, draw_from
 from outrider.core.tokens import Verdict
 
 MAX_PROPOSALS: Final = 16
@@ -168,9 +168,7 @@ def residual_draw(p: Distribution, q: Distribution, *, seed: int, position: int)
     draw_key = rng.key(seed, Purpose.RESIDUAL, position)
     if not float(left[keep].sum()) > RESIDUAL_FLOOR:  # also catches NaN
         return p.draw(draw_key)
-    ids = p.ids[keep]
-    noise = rng.exponentials(rng.integers(draw_key, rng.token_offsets(ids)))
-    return int(ids[int((noise / left[keep]).argmin())])
+    return draw_from(p.ids[keep], left[keep], draw_key)
 
 
 def resolve_rejection(
