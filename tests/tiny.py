@@ -26,6 +26,7 @@ from transformers import (  # noqa: E402
 
 from outrider.engines.base import Block, LanguageModel  # noqa: E402
 
+FloatRows = npt.NDArray[np.float32]
 CONTEXT = 200
 """Not a power of two, and beyond two bucket borders (64 and 128)."""
 
@@ -107,21 +108,21 @@ def _made(kind: Any, config: Any) -> Any:
         return kind(config).eval()
 
 
-def full_rows(model: Any, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+def full_rows(model: Any, ids: Sequence[int]) -> FloatRows:
     """Rows of one plain forward without any cache, float32 [len(ids), width]."""
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
-    rows: npt.NDArray[np.float32] = logits.float().numpy()
+    rows: FloatRows = logits.float().numpy()
     return rows
 
 
-def feed(model: LanguageModel, slot: int, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+def feed(model: LanguageModel, slot: int, ids: Sequence[int]) -> FloatRows:
     """Append ids to a slot in one block; rows of all of them."""
     start = model.length(slot)
     return model.forward([Block(slot=slot, start=start, tokens=tuple(ids), rows=len(ids))])[0]
 
 
-def fresh_rows(model: LanguageModel, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+def fresh_rows(model: LanguageModel, ids: Sequence[int]) -> FloatRows:
     """Rows of ids in a slot of their own, one token a forward."""
     slot = model.open()
     rows = [feed(model, slot, [token])[0] for token in ids]

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
-from tiny import CONTEXT, FAMILIES, feed, fresh_rows, full_rows, torch
 
+import tiny
 from outrider.engines.base import (
     Block,
     ContextOverflowError,
@@ -21,6 +20,7 @@ from outrider.engines.base import (
     plan_prefix,
 )
 from outrider.engines.hf import HFModel
+from tiny import CONTEXT, FAMILIES, feed, fresh_rows, full_rows, torch
 
 SETTINGS = pytest.mark.parametrize("deterministic", [True, False], ids=["fixed", "free"])
 FAMILY = pytest.mark.parametrize("family", sorted(FAMILIES))

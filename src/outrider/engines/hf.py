@@ -17,7 +17,7 @@ leaves ids and lengths as they were and wipes what it may have written behind th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -42,7 +42,8 @@ from outrider.engines.hf_support import (
     require_supported,
     usable_context,
 )
-from outrider.engines.passes import Pass, Segment, plan_bucketed, plan_plain
+from outrider.engines.passes import Pass, plan_bucketed, plan_plain, wanted_rows
+from outrider.engines.rowwise import make_rowwise
 from outrider.engines.slots import (
     ATTENTION,
     STEP,
@@ -91,6 +92,8 @@ class HFModel:
         probed = probe(model)
         AttentionInterface.register(ATTENTION, slot_attention)
         model.set_attn_implementation(ATTENTION)
+        if deterministic:
+            make_rowwise(model)
         self._cache = SlotCache(len(probed.shapes))
         self._cache_keyword = cache_keyword(model)
         weight = model.get_input_embeddings().weight
@@ -175,7 +178,10 @@ class HFModel:
         new.ids.extend(old.ids[:length])
 
     def forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
-        slots = self._check(blocks)
+        return self._append(blocks, self._check(blocks))
+
+    def _append(self, blocks: Sequence[Block], slots: Sequence[Slot]) -> list[FloatRow]:
+        """`forward` after its checks: slots[i] is that of blocks[i]."""
         out = [np.empty((block.rows, self._info.vocab_size), np.float32) for block in blocks]
         if self._info.deterministic:
             passes = plan_bucketed(blocks, rows=self._rows, context=self._context)
@@ -202,7 +208,7 @@ class HFModel:
         """One pass through the model; wanted rows of logits are written into `out`."""
         fixed = self._info.deterministic
         rows = self._rows if fixed else each.rows
-        ids = [token for s in each.segments for token in _tokens(s, blocks[s.block])]
+        ids = [token for s in each.segments for token in s.tokens(blocks)]
         positions = [s.position + i for s in each.segments for i in range(s.count)]
         # Filler repeats the last row: always a valid id at a valid position; never stored.
         ids += ids[-1:] * (rows - len(ids))
@@ -214,7 +220,7 @@ class HFModel:
             like=self._like,
             gather=self._gather,
         )
-        wanted = list(_wanted(each, blocks))
+        wanted = list(wanted_rows(each, blocks))
         keep = [row for row, _, _ in wanted]
         # The head belongs to the fixed shape too: all rows or, with nothing wanted, none.
         logits = self._logits(ids, positions, step, keep if not (fixed and keep) else None)
@@ -291,30 +297,30 @@ class HFModel:
         attention function must be found out at loading, not in the first answer."""
         slot = self.open()
         ids = probed.ids[: self._context]
-        try:
-            self.forward([Block(slot=slot, start=0, tokens=ids[:-1], rows=0)])
-            row = self.forward([Block(slot=slot, start=len(ids) - 1, tokens=ids[-1:], rows=1)])[0]
-        finally:
-            self.close(slot)
-            self._passes = 0
-        if len(ids) == len(probed.ids) and not probed.agrees(torch.from_numpy(row[0])):
+        block = Block(slot=slot, start=0, tokens=ids, rows=len(ids))
+        rows = self.forward([block])[0]
+        self.close(slot)
+        if len(ids) == len(probed.ids) and not probed.agrees(torch.from_numpy(rows[-1])):
             raise UnsupportedModelError(
                 f"{type(self._model).__name__} gives other logits through this cache than "
                 "through its own"
             )
+        if self._info.deterministic:
+            self._require_same_bits(ids[:2], rows[:2])
+        self._passes = 0
 
-
-def _tokens(segment: Segment, block: Block) -> tuple[int, ...]:
-    return block.tokens[segment.offset : segment.offset + segment.count]
-
-
-def _wanted(each: Pass, blocks: Sequence[Block]) -> Iterator[tuple[int, int, int]]:
-    """(row of the pass, block, row of the block's output) of every row somebody asked for."""
-    row = 0
-    for segment in each.segments:
-        block = blocks[segment.block]
-        skipped = len(block.tokens) - block.rows
-        for i in range(segment.offset, segment.offset + segment.count):
-            if i >= skipped:
-                yield row, segment.block, i - skipped
-            row += 1
+    def _require_same_bits(self, ids: tuple[int, ...], expected: FloatRow) -> None:
+        """The promise of the deterministic setting, tried on this model and this machine:
+        the same tokens, one a pass, at all rows at once, must give the bits they gave as one
+        block. Kernels differ between processors, so tests elsewhere do not settle it."""
+        slots = [Slot() for _ in range(self._rows)]
+        for position, token in enumerate(ids):
+            blocks = [
+                Block(slot=i, start=position, tokens=(token,), rows=1) for i in range(self._rows)
+            ]
+            for row in self._append(blocks, slots):
+                if not np.array_equal(row[0], expected[position]):
+                    raise UnsupportedModelError(
+                        f"{self._info.name} in {self._info.dtype} does not give the same bits at "
+                        "every row of a pass here; load it with deterministic off"
+                    )

@@ -7,13 +7,13 @@
 | a folder | a transformers checkpoint with its tokenizer |
 | `owner/name` | the same on the Hugging Face hub |
 | `small`, `large` (drafts only) | our distilled drafts of the built-in target |
+| a `.safetensors` file (drafts only) | a draft made by `outrider distill` |
 
 Backends are imported inside the functions: an edge that uses none of them needs none of them.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging as standard_logging
 import re
@@ -113,7 +113,9 @@ def load_draft_model(
 
     Drafts are not run deterministically: their bits change how often a guess is right, never
     the text (SYSTEM.md, Acceptance)."""
-    if spec in DISTILLED:
+    if spec in DISTILLED or spec.endswith(".safetensors"):
+        _require(*_TORCH_MODULES, "gguf")
+        _set_threads(threads)
         return _load_distilled(spec, target, dtype=dtype, device=device, max_slots=max_slots)
     draft = load_target(
         spec,
@@ -144,8 +146,6 @@ def _check_names(wish: _Wish) -> None:
         raise EngineError(f"unknown dtype {wish.dtype!r}; use one of {', '.join(DTYPES)}")
     if not _DEVICE.fullmatch(wish.device):
         raise EngineError(f"unknown device {wish.device!r}; use auto, cpu, cuda or cuda:N")
-    if wish.threads is not None and wish.threads < 1:
-        raise EngineError(f"threads must be at least 1, got {wish.threads}")
 
 
 def _require(*modules: str) -> None:
@@ -156,11 +156,19 @@ def _require(*modules: str) -> None:
         )
 
 
+def _set_threads(count: int | None) -> None:
+    import torch
+
+    if count is not None:
+        if count < 1:
+            raise EngineError(f"threads must be at least 1, got {count}")
+        torch.set_num_threads(count)
+
+
 def _device(wish: _Wish) -> str:
     import torch
 
-    if wish.threads is not None:
-        torch.set_num_threads(wish.threads)
+    _set_threads(wish.threads)
     if wish.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wish.device != "cpu" and not torch.cuda.is_available():
@@ -251,13 +259,10 @@ def _engine(spec: str, model: Any, tokenizer: Tokenizer, wish: _Wish) -> Loaded:
 def _load_distilled(
     spec: str, target: Loaded, *, dtype: str, device: str, max_slots: int
 ) -> LanguageModel:
-    """One of the drafts that ship with the package."""
-    _require(*_TORCH_MODULES, "gguf")
-    distilled: Any = importlib.import_module("outrider.engines.distilled")
-    model: LanguageModel = distilled.load_draft(
-        spec, target=target, dtype=dtype, device=device, max_slots=max_slots
-    )
-    return model
+    """A draft that ships with the package, or that `outrider distill` has made."""
+    from outrider.engines.distilled import load_draft
+
+    return load_draft(spec, target=target, dtype=dtype, device=device, max_slots=max_slots)
 
 
 def _source(spec: str) -> str:

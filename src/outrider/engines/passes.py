@@ -15,7 +15,7 @@ what else is in the slot or the pass (SYSTEM.md, Numerics).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,6 +37,10 @@ class Segment:
     """Absolute position of the first row."""
     count: int
 
+    def tokens(self, blocks: Sequence[Block]) -> tuple[int, ...]:
+        """The ids of its rows."""
+        return blocks[self.block].tokens[self.offset : self.offset + self.count]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
@@ -57,6 +61,18 @@ def bucket(position: int, context: int) -> int:
     while size <= position:
         size *= 2
     return min(size, context)
+
+
+def wanted_rows(each: Pass, blocks: Sequence[Block]) -> Iterator[tuple[int, int, int]]:
+    """(row of the pass, block, row of the block's output) of every row somebody asked for."""
+    row = 0
+    for segment in each.segments:
+        block = blocks[segment.block]
+        skipped = len(block.tokens) - block.rows
+        for i in range(segment.offset, segment.offset + segment.count):
+            if i >= skipped:
+                yield row, segment.block, i - skipped
+            row += 1
 
 
 def plan_bucketed(blocks: Sequence[Block], *, rows: int, context: int) -> list[Pass]:
