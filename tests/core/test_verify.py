@@ -264,7 +264,7 @@ def test_field_case_04_with_real_noise():
     row, other = (0.5, 0.3, 0.15, 0.05), (0.1, 0.2, 0.3, 0.4)
     one = filtered(row, 0.7, 0, 0.9)
     counts = np.zeros((4, 4))
-    for seed in range(1500):
+    for seed in range(800):
         pair = Pair(
             everywhere(row),
             everywhere(other),
