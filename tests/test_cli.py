@@ -19,6 +19,7 @@ import pytest
 
 from outrider.cli import run
 from outrider.commands import models
+from outrider.engines.base import ModelNotFoundError
 from outrider.engines.drafters import ModelDrafter
 from outrider.engines.tokenizer import ByteTokenizer
 from outrider.engines.toy import Law, ToyModel, blend_law, random_law
@@ -355,6 +356,30 @@ def test_doctor_without_weights_names_the_command(outrider: Out, monkeypatch: py
     code, out, _ = outrider("doctor")
     assert code == 1
     assert "outrider pull" in out
+
+
+def test_pull_reports_where_the_weights_are(outrider: Out, monkeypatch: pytest.MonkeyPatch):
+    def pull(*, progress: Callable[[str, int, int], None]) -> str:
+        for done in range(3):
+            progress("fetching", done, 2)
+        return "somewhere.gguf"
+
+    monkeypatch.setattr("outrider.engines.builtin.pull", pull)
+    code, out, err = outrider("pull")
+    assert (code, out, err) == (0, "builtin:smollm2 is ready: somewhere.gguf\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ModelNotFoundError("no\nindex"), 2), (OSError("disk is full"), 1)]
+)
+def test_pull_that_fails_is_one_line(
+    outrider: Out, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+):
+    def pull(**_: object) -> str:
+        raise error
+
+    monkeypatch.setattr("outrider.engines.builtin.pull", pull)
+    assert outrider("pull") == (code, "", f"error: {' '.join(str(error).split())}\n")
 
 
 # -- the real loader ---------------------------------------------------------------------------

@@ -174,6 +174,13 @@ def test_links_between_documents_lead_somewhere(doc: Path):
     assert [link for link in links if not (doc.parent / link).exists()] == []
 
 
+def test_the_architecture_page_names_every_folder():
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    folders = {path.parent.name for path in (ROOT / "src" / "outrider").glob("*/__init__.py")}
+    table = set(re.findall(r"`([a-z]+)`", "".join(re.findall(r"^\|[^|]+\|", text, re.M))))
+    assert folders - table == set()
+
+
 # -- packaging --------------------------------------------------------------------------------
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

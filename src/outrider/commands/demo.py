@@ -62,7 +62,8 @@ def demo(
     ids = [pair.encode(text, raw=False, system=None) for text in PROMPTS[:prompts]]
     if not as_json:
         _stream_one(pair, ids[0], params, draft_length)
-    with Progress(console=console.messages(), transient=True, disable=as_json) as progress:
+    screen = console.messages()
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
         task = progress.add_task("measuring", total=len(arms) * len(ids))
         for done in compare(arms, ids, params):
             progress.update(task, completed=done)

@@ -26,7 +26,10 @@ def pull() -> None:
         TaskProgressColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console.messages(), transient=True) as progress:
+    screen = console.messages()
+    with Progress(
+        *columns, console=screen, transient=True, disable=not screen.is_terminal
+    ) as progress:
         tasks = {}
 
         def tell(what: str, done: int, whole: int) -> None:
