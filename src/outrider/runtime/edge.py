@@ -15,20 +15,22 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus, WebSocketException
 
 from outrider.core.draft import NO_DRAFT, Draft
-from outrider.core.tokens import FinishReason, Origin, ParameterError, Rule, SamplingParams
-from outrider.engines.base import EngineError, ModelInfo
+from outrider.core.link import Link
+from outrider.core.tokens import Origin, ParameterError, Rule, SamplingParams
+from outrider.engines.base import EngineError
 from outrider.engines.drafters import Drafter, DraftSession
 from outrider.engines.tokenizer import Tokenizer
 from outrider.proto.codec import MAX_FRAME_BYTES
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits
 from outrider.runtime.local import MAX_DRAFT_LENGTH, GenerationResult, Timing
+from outrider.runtime.socket import FrameSocket
 from outrider.runtime.worker import EngineThread
 from outrider.session.client import (
     EdgeClient,
@@ -70,7 +72,7 @@ class EdgeConfig:
     """Bearer token; never logged."""
     ca_file: str | None = None
     """Trust this certificate authority instead of the system's."""
-    link: Any | None = None
+    link: Link | None = None
     """Shape the link in user space."""
     link_seed: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -194,7 +196,7 @@ class EdgeRuntime:
         self._running: dict[int, _Running] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._socket: _Socket | None = None
+        self._socket: FrameSocket | None = None
         self._seed = random.Random(config.link_seed + 1)
 
     async def __aenter__(self) -> EdgeRuntime:
@@ -380,7 +382,7 @@ class EdgeRuntime:
             self._client.disconnected(time.monotonic(), reason)
             self._pump()
             return
-        socket = _Socket(raw, self.config.link, seed=self._seed.randrange(2**32))
+        socket = FrameSocket(raw, self.config.link, seed=self._seed.randrange(2**32))
         self._socket = socket
         self._client.connected(time.monotonic())
         self._pump()
@@ -397,7 +399,7 @@ class EdgeRuntime:
             self._client.disconnected(time.monotonic(), f"the verifier answered HTTP {status}")
         self._pump()
 
-    async def _read(self, socket: _Socket) -> None:
+    async def _read(self, socket: FrameSocket) -> None:
         try:
             async for frame in socket.frames():
                 if socket is not self._socket:
@@ -525,47 +527,5 @@ class EdgeStream:
         )
 
 
-class _Socket:
-    """One WebSocket, shaped when asked: frames out in order, frames in in order."""
-
-    def __init__(self, raw: ClientConnection, link: Any | None, *, seed: int) -> None:
-        self._raw = raw
-        self._out: asyncio.Queue[bytes] = asyncio.Queue()
-        self._writer = asyncio.get_running_loop().create_task(self._write())
-
-    def send(self, frame: bytes) -> None:
-        self._out.put_nowait(frame)
-
-    async def _write(self) -> None:
-        try:
-            while True:
-                frame = await self._out.get()
-                await self._raw.send(frame)
-        except ConnectionClosed:
-            return
-
-    async def frames(self) -> AsyncIterator[bytes]:
-        async for frame in self._raw:
-            yield frame if isinstance(frame, bytes) else frame.encode()
-
-    async def close(self) -> None:
-        self._writer.cancel()
-        await asyncio.gather(self._writer, return_exceptions=True)
-        await self._raw.close()
-
-
 def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
-
-
-__all__ = [
-    "CloudError",
-    "EdgeConfig",
-    "EdgeRequest",
-    "EdgeResult",
-    "EdgeRuntime",
-    "EdgeStream",
-    "FinishReason",
-    "LinkUse",
-    "ModelInfo",
-]

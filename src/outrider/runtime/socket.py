@@ -1,0 +1,75 @@
+"""One WebSocket as two ordered streams of frames, shaped when asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+
+from outrider.core.link import Link
+from outrider.runtime.shaping import ShapedPath
+
+
+class FrameSocket:
+    """Frames out without waiting, frames in by iteration. Nothing is delivered after close."""
+
+    def __init__(self, raw: ClientConnection, link: Link | None, *, seed: int) -> None:
+        self._raw = raw
+        self._out: asyncio.Queue[bytes] = asyncio.Queue()
+        self._in: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue()
+        self._up: ShapedPath | None = None
+        self._down: ShapedPath | None = None
+        if link is not None:
+            self._up = ShapedPath(link.up(), self._raw.send, seed=seed)
+            self._down = ShapedPath(link.down(), self._in.put, seed=seed + 1)
+        loop = asyncio.get_running_loop()
+        work = [self._write(), self._read()]
+        work += [path.run() for path in (self._up, self._down) if path is not None]
+        self._tasks = [loop.create_task(w, name="outrider-socket") for w in work]
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame; order is kept."""
+        if self._up is not None:
+            self._up.put(frame)
+        else:
+            self._out.put_nowait(frame)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._raw.send(await self._out.get())
+        except ConnectionClosed:
+            return  # the reader reports it
+
+    async def _read(self) -> None:
+        """Frames to the queue, by way of the shaped path; then why there are no more."""
+        end: BaseException | None = None
+        try:
+            async for frame in self._raw:
+                data = frame if isinstance(frame, bytes) else frame.encode()
+                if self._down is not None:
+                    self._down.put(data)
+                else:
+                    self._in.put_nowait(data)
+        except ConnectionClosed as error:
+            end = error
+        self._in.put_nowait(end)
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """Frames as they arrive; ends when the peer closed, raises ConnectionClosed if it broke."""
+        while True:
+            item = await self._in.get()
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    async def close(self) -> None:
+        """Close now; safe to call twice."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._raw.close()
