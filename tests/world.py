@@ -28,7 +28,7 @@ from outrider.engines.toy import Law, ToyModel
 from outrider.proto.codec import MAX_FRAME_BYTES
 from outrider.proto.connection import Connection, Role
 from outrider.proto.errors import LocalError, RemoteError
-from outrider.proto.messages import PROTOCOL_VERSION, Error, Hello, Limits
+from outrider.proto.messages import PROTOCOL_VERSION, Hello, Limits
 from outrider.session.client import EdgeClient, Ended, Event, Failed, Progress
 from outrider.session.edge import DraftJob
 from outrider.session.generation import Generation
@@ -534,8 +534,7 @@ class World:
                     max(self.now, pipe.last["down"]) + 1e-9, lambda: self._close_from_cloud(pipe)
                 )
                 return
-            answer = Error(code=error.code, message=error.message, session=error.session)
-            replies = [Outgoing(connection=number, message=answer)]
+            replies = self.service.refuse(number, error)
         self._dispatch(replies)
         self._flush(number)
         self._free_slots()
@@ -631,7 +630,7 @@ def _desk_job(item: Work) -> DeskJob:
         committed=item.job.committed,
         drafts=item.job.drafts,
         own_draft=item.cloud_draft,
-        prompt_length=getattr(item, "prompt_length", len(item.job.committed)),
+        prompt_length=item.prompt_length,
         params=item.params,
         rule=item.rule,
     )

@@ -13,7 +13,9 @@ to hang up. Rules:
    judge says so (`held`), so that the rebuilt session judges them and not a token of its own: a
    decision about a draft may be repeated, never be replaced (exactness of the ratio rule).
 3. What the peer may not say ends the connection, not the sessions: they resume on the next one.
-   After `MAX_FAULTS` such ends in a row without a committed token, they fail.
+   After `MAX_FAULTS` such ends in a row without a committed token, they fail. A session that
+   nothing is heard of for `STALLED_AFTER` seconds ends the connection in the same way: RESUME
+   finds out what is missing on which side.
 4. Redialling backs off, with jitter, and starts afresh when a token was committed. A link that
    stays down for `give_up` seconds fails all sessions, and so do `MAX_BARREN` links in a row that
    came up and brought no token.
@@ -25,6 +27,7 @@ to hang up. Rules:
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -68,6 +71,9 @@ MAX_FAULTS: Final = 4
 """Connections in a row that may end by a peer's fault without a token in between."""
 MAX_BARREN: Final = 16
 """Links in a row that greeted and broke without a token in between (about a minute of trying)."""
+STALLED_AFTER: Final = 3 * RETRY_AFTER
+"""Seconds without a word about a session after which the connection is doubted, however alive it
+looks. A prefill that takes longer costs a RESUME now and then, nothing else."""
 MAX_SESSIONS: Final = 256
 """Most live sessions of one client, those waiting for room on the connection included (I7)."""
 CONFIRM_WITHIN: Final = RETRY_AFTER
@@ -169,6 +175,8 @@ class _Live:
     """Some cloud answered OPENED."""
     faults: int = 0
     """Refusals in a row without a committed token."""
+    heard: float = 0.0
+    """Seconds: when this connection last said something about the session, or it joined."""
     not_before: float = 0.0
     """Seconds: when a busy cloud may be asked again."""
     complete_at: float | None = None
@@ -330,10 +338,18 @@ class EdgeClient:
                 self._end(number, confirmed=False)
             elif live.phase is _Phase.RUNNING and _due(session.deadline, now):
                 self._say(live, session.retry(now))
+        if any(self._stalls(x) <= now for x in self._live.values()):
+            self._drop(now, "nothing is heard of a session")
         if self._live and self._link is not _Link.UP and now >= self._down_since + self._give_up:
             message = f"no working link to the verifier for {self._give_up:.0f} s"
             for number in list(self._live):
                 self._fail(number, Code.UNREACHABLE, message)
+
+    @staticmethod
+    def _stalls(live: _Live) -> float:
+        """When (seconds) a session's silence is too long."""
+        joined = live.phase in (_Phase.RESUMING, _Phase.RUNNING)
+        return live.heard + STALLED_AFTER if joined else math.inf
 
     @property
     def deadline(self) -> float | None:
@@ -346,13 +362,14 @@ class EdgeClient:
         if self._live and self._link is _Link.DOWN:
             times.append(self._redial_at)
         for live in self._live.values():
+            times.append(self._stalls(live))
             if live.complete_at is not None:
                 times.append(live.complete_at + CONFIRM_WITHIN)
             elif live.phase is _Phase.RUNNING and live.session.deadline is not None:
                 times.append(live.session.deadline)
             elif self._link is _Link.UP and live.phase is _Phase.STALE:
                 times.append(live.not_before)
-        return min(times, default=None)
+        return min((t for t in times if t < math.inf), default=None)
 
     # ---------------------------------------------------------------- what to do
 
@@ -432,7 +449,7 @@ class EdgeClient:
             return
         if live.phase is _Phase.STALE:
             self.tally.reopened += 1
-        self._enter(live, _Phase.RUNNING)
+        self._enter(live, _Phase.RUNNING, now)
         prompt = sequence.committed[: sequence.prompt_length]
         try:
             connection.send(
@@ -456,7 +473,7 @@ class EdgeClient:
 
     def _resume(self, live: _Live, now: float) -> None:
         session = live.session
-        self._enter(live, _Phase.RESUMING)
+        self._enter(live, _Phase.RESUMING, now)
         self.tally.resumed += 1
         base = session.generation.sequence.base
         self._send(
@@ -464,13 +481,13 @@ class EdgeClient:
         )
         self._say(live, session.retry(now))
 
-    def _enter(self, live: _Live, phase: _Phase) -> None:
+    def _enter(self, live: _Live, phase: _Phase, now: float) -> None:
         """A session joins the present connection: its window shrinks to what both sides hold."""
         assert self._connection is not None, "the link is up"
         window = min(live.plan.window.window, self._connection.limits.window)
         chunk = max(1, min(live.plan.window.chunk, window))
         live.session.policy = replace(live.plan.window, window=window, chunk=chunk)
-        live.phase = phase
+        live.phase, live.heard = phase, now
 
     def _say(self, live: _Live, messages: tuple[Message, ...]) -> None:
         """Send frames of a session, if the present connection carries it; `retry` repeats them
@@ -512,7 +529,7 @@ class EdgeClient:
         self._attempts = 0
 
     def _session_message(self, number: int, live: _Live, message: Message, now: float) -> None:
-        session = live.session
+        session, live.heard = live.session, now
         self._check_ids(message, number)
         step: Step | None = None
         replies: tuple[Message, ...] = ()
