@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from outrider.engines.absent import AbsentModel
 from outrider.engines.base import (
     EngineError,
     LanguageModel,
     MissingExtraError,
+    ModelInfo,
     ModelNotFoundError,
     UnsupportedModelError,
 )
@@ -98,6 +100,43 @@ def load_target(
     if spec.startswith("builtin:"):
         return _load_builtin(spec, wish)
     return _load_pretrained(spec, wish)
+
+
+def load_vocabulary(spec: str) -> Loaded:
+    """What an edge needs of a target that runs elsewhere: its tokenizer and its facts, without
+    weights. The model of the result knows its `info` and refuses to run."""
+    if spec == "toy" or spec.startswith("toy:"):
+        return _load_toy(spec, max_slots=1)
+    if spec.startswith("builtin:"):
+        from outrider.engines import builtin
+
+        if spec != builtin.SPEC:
+            raise ModelNotFoundError(f"unknown built-in model {spec!r}; there is {builtin.SPEC}")
+        _require("tokenizers", "transformers", "gguf")
+        builtin.gguf_path()
+        return _absent(spec, builtin.load_config(), builtin.load_tokenizer())
+    _require("tokenizers", "transformers")
+    source = _source(spec)
+    from transformers import AutoConfig, AutoTokenizer
+
+    with _loading(spec):
+        config = AutoConfig.from_pretrained(source)
+        words = AutoTokenizer.from_pretrained(source)
+    own = [] if words.eos_token_id is None else [int(words.eos_token_id)]
+    return _absent(spec, config, HFTokenizer(words, eos_token_ids=set(own)))
+
+
+def _absent(spec: str, config: Any, tokenizer: Tokenizer) -> Loaded:
+    info = ModelInfo(
+        name=spec,
+        vocab_size=tokenizer.vocab_size,
+        logits_width=int(config.vocab_size),
+        context_length=int(config.max_position_embeddings),
+        fingerprint=tokenizer.fingerprint,
+        dtype="none",
+        eos_token_ids=tokenizer.eos_token_ids,
+    )
+    return Loaded(model=AbsentModel(info), tokenizer=tokenizer)
 
 
 def load_draft_model(
