@@ -307,7 +307,7 @@ def _load_distilled(
 def _source(spec: str) -> str:
     """The folder or hub id to hand to transformers."""
     folder = Path(spec).expanduser()
-    if folder.is_dir():
+    if spec and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelNotFoundError(f"folder {spec} holds no config.json: not a checkpoint")
         return str(folder)

@@ -1,0 +1,166 @@
+"""From spec strings to models: what each names, and what is said when it names nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny
+from outrider.engines import load
+from outrider.engines.base import (
+    EngineError,
+    IncompatibleModelsError,
+    MissingExtraError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
+from outrider.engines.load import Loaded, load_draft_model, load_drafter, load_target
+from words import trained
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder as save_pretrained leaves it: padded Llama and a byte-level tokenizer."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    words = trained("byte-level")
+    model = tiny.llama(vocab_size=len(words) + 20)
+    model.generation_config.eos_token_id = [0, 1]
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    return str(folder)
+
+
+def write_config(folder: Path, name: str, **settings: Any) -> str:
+    """A folder with a config and no weights."""
+    import transformers
+
+    getattr(transformers, name)(**settings).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_folder(checkpoint: str, capfd: pytest.CaptureFixture[str]) -> None:
+    loaded = load_target(checkpoint, threads=1, max_slots=2, rows=4, context_length=100)
+    info = loaded.model.info
+    assert info.name == checkpoint
+    assert info.deterministic
+    assert (info.dtype, info.device, info.context_length) == ("float32", "cpu", 100)
+    assert info.vocab_size == loaded.tokenizer.vocab_size == info.logits_width - 20
+    assert info.fingerprint == loaded.tokenizer.fingerprint
+    assert info.eos_token_ids == loaded.tokenizer.eos_token_ids == {0, 1}
+    ids = loaded.tokenizer.encode("the quick fox")
+    rows = tiny.feed(loaded.model, loaded.model.open(), ids)
+    expected = tiny.full_rows(tiny.llama(vocab_size=info.logits_width), ids)
+    np.testing.assert_allclose(rows, expected[:, : info.vocab_size], rtol=2e-4, atol=2e-4)
+    assert capfd.readouterr() == ("", ""), "loading is quiet"
+
+
+def test_dtypes(checkpoint: str) -> None:
+    assert load_target(checkpoint, dtype="bfloat16").model.info.dtype == "bfloat16"
+    with pytest.raises(EngineError, match="auto, bfloat16, float16, float32"):
+        load_target(checkpoint, dtype="int7")
+
+
+def test_other_wrong_options(checkpoint: str) -> None:
+    with pytest.raises(EngineError, match="use auto, cpu, cuda or cuda:N"):
+        load_target(checkpoint, device="tpu")
+    with pytest.raises(EngineError, match="threads must be at least 1"):
+        load_target(checkpoint, threads=0)
+    if not tiny.torch.cuda.is_available():
+        with pytest.raises(EngineError, match="no CUDA device"):
+            load_target(checkpoint, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("builtin:other", "there is builtin:smollm2"),
+        ("toy:x", "toy:SEED"),
+        ("./nowhere", "neither a folder nor a model id"),
+        ("", "neither a folder nor a model id"),
+        ("two words", "neither a folder nor a model id"),
+    ],
+)
+def test_specs_that_name_nothing(spec: str, reason: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=reason) as caught:
+        load_target(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_hub_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFoundError, match=r"no model 'nobody/nothing'.*no connection"):
+        load_target("nobody/nothing")
+
+
+def test_folders_that_are_no_checkpoints(tmp_path: Path, checkpoint: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+        load_target(str(tmp_path))
+    tiny.llama().save_pretrained(tmp_path)
+    with pytest.raises(EngineError) as caught:
+        load_target(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_refused_before_any_weights_are_read(tmp_path: Path) -> None:
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
+    folder = write_config(tmp_path / "m", "MistralConfig", sliding_window=8, **small)
+    with pytest.raises(UnsupportedModelError, match="sliding-window"):
+        load_target(folder)
+    folder = write_config(tmp_path / "r", "MambaConfig", **small)
+    with pytest.raises(UnsupportedModelError, match="recurrent"):
+        load_target(folder)
+    folder = write_config(tmp_path / "t", "T5Config", d_model=16, num_layers=1)
+    with pytest.raises(UnsupportedModelError, match=r"not a causal language model|encoder"):
+        load_target(folder)
+
+
+def test_missing_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
+    )
+    for spec in ("builtin:smollm2", "some/model"):
+        with pytest.raises(MissingExtraError, match=r"pip install 'outrider\[torch\]'"):
+            load_target(spec)
+    with pytest.raises(MissingExtraError):
+        load_draft_model("small", load_target("toy"))
+    assert load_target("toy").model.info.vocab_size == 257
+
+
+def test_toys() -> None:
+    one, two = load_target("toy:3"), load_target("toy:3:0.4")
+    ids = (1, 2, 3, 4, 5, 6)
+    rows = [tiny.feed(each.model, each.model.open(), ids) for each in (one, two)]
+    same = (rows[0] == rows[1]).all(axis=1)
+    assert same.any()
+    assert not same.all()
+    assert load_draft_model("toy:3", one).info.name == "toy:3"
+
+
+def test_drafts(checkpoint: str) -> None:
+    target = load_target(checkpoint)
+    draft = load_draft_model(checkpoint, target)
+    assert not draft.info.deterministic
+    with pytest.raises(IncompatibleModelsError, match="draft and target differ at id 0"):
+        load_draft_model("toy", target)
+
+
+def test_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = load_target("toy")
+    asked: list[str] = []
+
+    def model(spec: str, _target: Loaded, **_options: Any) -> Any:
+        asked.append(spec)
+        return load_target("toy:1").model
+
+    monkeypatch.setattr(load, "load_draft_model", model)
+    assert load_drafter("none", target) is None
+    names = [load_drafter(spec, target) for spec in ("lookup", "small", "lookup+small")]
+    assert [each.name for each in names if each] == ["lookup", "small", "lookup+small"]
+    assert asked == ["small", "small"]
