@@ -5,7 +5,10 @@ live runtime delays real frames by it and the simulator asks it in virtual time,
 mean the same thing by "50 ms, 1 Mbit/s up".
 
 The transport is a stream (TCP): order is kept, and a lost packet is a frame that arrives one
-retransmission timeout later, together with everything behind it.
+retransmission timeout later, together with everything behind it. The timeout is RFC 6298's with
+Linux's floor: round trip + max(200 ms, 4 x jitter). Fast retransmit is not modelled: it needs
+later packets in flight, which small frames far apart seldom have; so losses cost their most here.
+A trace begins with the path's first frame.
 """
 
 from __future__ import annotations
@@ -20,8 +23,13 @@ from typing import Final, Protocol
 FRAME_OVERHEAD: Final = 58
 """Bytes that travel with a short frame: IPv4 and TCP headers with timestamps (52), WebSocket
 header and mask (6)."""
-RETRANSMIT_S: Final = 0.2
-"""Seconds that a lost packet costs: Linux's smallest retransmission timeout."""
+MIN_RTO_S: Final = 0.2
+"""Seconds beyond the round trip that a lost packet costs at least: Linux's floor."""
+SEGMENT_BYTES: Final = 1448
+"""Payload of a full TCP segment on a 1500-byte path: a longer frame is several packets, and any
+of them may be lost."""
+MAX_RETRANSMISSIONS: Final = 15
+"""Linux's tcp_retries2: what is lost more often ends a connection; here it arrives at last."""
 PACKET_BYTES: Final = 1500
 """Size of one delivery opportunity in a mahimahi trace."""
 MAX_DELAY_S: Final = 60.0
@@ -70,11 +78,17 @@ class Opportunities:
     the queue empty is lost, as in mahimahi.
     """
 
-    def __init__(self, times_s: Sequence[float]) -> None:
+    def __init__(self, times_s: Sequence[float], *, period_s: float | None = None) -> None:
+        """`period_s`: when the trace begins again; its last time when None, as in mahimahi."""
         if not times_s or times_s[-1] <= 0 or list(times_s) != sorted(times_s):
             raise LinkError("a packet trace needs ascending times, the last above 0")
         self._times = list(times_s)
-        self._period = self._times[-1]
+        self._period = self._times[-1] if period_s is None else period_s
+        if self._period < self._times[-1]:
+            raise LinkError(
+                f"the packet trace ends at {self._times[-1]:g} s, behind its period of "
+                f"{self._period:g} s"
+            )
         self._next = 0
         self._left = 0
         self._at = -math.inf
@@ -141,19 +155,37 @@ class Path:
     jitter_s: float = 0.0
     """Extra delay, uniform in [0, jitter]."""
     loss: float = 0.0
-    """Probability that a frame's packet is lost and sent again (possibly more than once)."""
+    """Probability that a packet is lost and sent again (possibly more than once)."""
+    rto_s: float = MIN_RTO_S
+    """Seconds that a lost packet comes later."""
     server: Server = field(default_factory=Unlimited)
+    retransmissions: int = 0
+    _origin: float | None = None
     _free: float = -math.inf
     _last: float = -math.inf
 
     def arrival(self, size: int, now: float, uniform: Uniform) -> float:
         """When a frame of `size` bytes given to the link at `now` (seconds) is delivered."""
-        self._free = self.server.finish(size + FRAME_OVERHEAD, max(now, self._free))
-        late = self._free + self.delay_s + self.jitter_s * uniform()
-        while self.loss and uniform() < self.loss:
-            late += RETRANSMIT_S
+        if self._origin is None:
+            self._origin = now
+        # Kept relative to the origin: a server compares its own times exactly.
+        start = max(now - self._origin, self._free)
+        self._free = self.server.finish(size + FRAME_OVERHEAD, start)
+        late = self._origin + self._free + self.delay_s + self.jitter_s * uniform()
+        late += self._timeouts(size, uniform) * self.rto_s
         self._last = max(self._last, late)
         return self._last
+
+    def _timeouts(self, size: int, uniform: Uniform) -> int:
+        """Retransmission timeouts of a frame: those of its unluckiest packet."""
+        worst = 0
+        for _ in range(max(1, math.ceil(size / SEGMENT_BYTES)) if self.loss else 0):
+            lost = 0
+            while lost < MAX_RETRANSMISSIONS and uniform() < self.loss:
+                lost += 1
+            self.retransmissions += lost
+            worst = max(worst, lost)
+        return worst
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +216,7 @@ class Link:
             delay_s=self.rtt_s / 2,
             jitter_s=self.jitter_s,
             loss=self.loss,
+            rto_s=self.rtt_s + max(MIN_RTO_S, 4 * self.jitter_s),
             server=make() if make else server,
         )
 
@@ -202,6 +235,11 @@ def _quantity(name: str, text: str, units: dict[str, float]) -> float:
             f"{EXAMPLE}"
         )
     return float(found[1]) * units[found[2]]
+
+
+def seconds(name: str, text: str) -> float:
+    """A time with its unit, such as 50ms."""
+    return _quantity(name, text, _TIME)
 
 
 def _within(name: str, value: float, high: float) -> float:

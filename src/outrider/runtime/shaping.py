@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path as FilePath
 from typing import Final
 
-from outrider.core.link import LinkError, Opportunities, Path, Server, Steps
+from outrider.core.link import LinkError, Opportunities, Path, Server, Steps, seconds
 
 SPIN_S: Final = 0.0012
 """The last part of a wait, spent yielding instead of sleeping: asyncio's timer may be a
@@ -59,9 +59,12 @@ async def sleep_until(due: float) -> None:
 def load_trace(name: str) -> Callable[[], Server]:
     """A trace file: csv with columns time_s and mbit, or mahimahi (one ms a line).
 
+    `FILE@140s`: a mahimahi trace that begins again after 140 s and not with its last packet.
     Raises LinkError when it is neither.
     """
-    file = FilePath(name).expanduser()
+    path, sign, again = name.rpartition("@")
+    path, period = (path, seconds("trace period", again)) if sign else (name, None)
+    file = FilePath(path).expanduser()
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -78,8 +81,8 @@ def load_trace(name: str) -> Callable[[], Server]:
         raise LinkError(
             f"{name} is neither csv with time_s,mbit nor mahimahi (one whole number a line)"
         ) from None
-    Opportunities(times)
-    return lambda: Opportunities(times)
+    Opportunities(times, period_s=period)
+    return lambda: Opportunities(times, period_s=period)
 
 
 def _csv_steps(name: str, lines: list[str]) -> list[tuple[float, float]]:
