@@ -13,7 +13,9 @@ from typing import Annotated
 import typer
 
 from outrider.commands import errors
+from outrider.commands.cloud import cloud
 from outrider.commands.demo import demo
+from outrider.commands.distill import distill
 from outrider.commands.doctor import doctor
 from outrider.commands.generate import generate
 from outrider.commands.pull import pull
@@ -26,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, demo, pull, doctor, version):
+for command in (generate, demo, cloud, pull, distill, doctor, version):
     app.command()(command)
 
 
