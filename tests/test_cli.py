@@ -13,11 +13,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.main import get_command
 
-from outrider.cli import run
+from outrider.cli import app, run
 from outrider.commands import models
 from outrider.engines.base import ModelNotFoundError
 from outrider.engines.drafters import ModelDrafter
@@ -380,6 +382,15 @@ def test_pull_that_fails_is_one_line(
 
     monkeypatch.setattr("outrider.engines.builtin.pull", pull)
     assert outrider("pull") == (code, "", f"error: {' '.join(str(error).split())}\n")
+
+
+def test_distill_shows_the_defaults_it_uses():
+    made = pytest.importorskip("outrider.distill.run")
+    options = {p.name: p.default for p in get_command(app).commands["distill"].params}
+    config = made.DistillConfig(work=Path("work"))
+    assert options["tokens"] == config.corpus_tokens
+    for name in ("layers", "support", "steps", "seed"):
+        assert options[name] == getattr(config, name)
 
 
 # -- the real loader ---------------------------------------------------------------------------

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.commands import console
+from outrider.commands.errors import CommandError
 from outrider.commands.options import Dtype
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.diagnose import shipped_drafts
+from outrider.engines.base import EngineError
 from outrider.runtime.local import (
     GenerationRequest,
     GenerationResult,
@@ -31,7 +33,10 @@ class Pair:
             return tuple(self.tokenizer.encode(prompt))
         messages = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": prompt})
-        return tuple(self.tokenizer.chat(messages))
+        try:
+            return tuple(self.tokenizer.chat(messages))
+        except EngineError as error:
+            raise CommandError(f"{error} (--raw continues the prompt as it is)") from error
 
     def stream(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, rule: Rule, draft_length: int
