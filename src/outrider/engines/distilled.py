@@ -1,0 +1,406 @@
+"""The run-time of a distilled draft (`draftfile`): a few layers, int8 weights, a small head.
+
+A draft is called once per guessed token with a single row, so what counts is the time of that
+call: weights are int8 (a third of the memory traffic of bfloat16), query/key/value and gate/up
+are one product each, keys and values go into storage that is already there, one row needs no
+mask, and the head covers the `support` ids only. More rows (a prompt, a correction) take the
+same path with a mask; a long prompt goes through in pieces of bounded size.
+
+int8 products come from torch's own operator where the CPU build has it; elsewhere (CUDA, other
+builds) the same weights are kept in bfloat16 or float32 and multiplied plainly. A draft's bits
+never change the text, only how often a guess is right (SYSTEM.md, Acceptance), so this engine
+promises no bit-identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+
+from outrider.engines.base import (
+    Block,
+    ContextOverflowError,
+    EngineError,
+    FloatRow,
+    IdArray,
+    ModelInfo,
+    SlotError,
+    UnsupportedModelError,
+)
+from outrider.engines.decoder import (
+    MATRICES,
+    Layer,
+    State,
+    embedding_of,
+    geometry_of,
+    head_of,
+    layer_of,
+    target_fingerprint,
+)
+from outrider.engines.draftfile import DraftFile, difference, read
+from outrider.engines.slots import LayerShape, Slot, SlotStore
+
+if TYPE_CHECKING:
+    from outrider.engines.load import Loaded
+
+DEFAULT_SLOTS: Final = 16
+PREFILL_ROWS: Final = 256
+"""Most rows of one pass: bounds the activations and the mask of a long prompt."""
+INT8_ROWS: Final = 8
+"""Up to so many rows the int8 operator is the faster one; beyond, weights are widened first."""
+COMPUTE: Final = ("auto", "int8", "bfloat16", "float32")
+
+
+class Linear:
+    """x [n, inputs] -> x W^T [n, outputs], W held in int8 (one scale a row) or plainly."""
+
+    def __init__(self, weight: Tensor, dtype: torch.dtype, *, int8: bool) -> None:
+        """`weight` float32 [outputs, inputs]; `dtype`: of the activations."""
+        self._dtype = dtype
+        self._scale: Tensor | None = None
+        if int8:
+            scale = (weight.abs().amax(1) / 127).clamp_min(1e-12)
+            self._weight = (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
+            self._scale = scale.to(dtype)
+        else:
+            self._weight = weight.to(dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._scale is None:
+            return linear(x, self._weight)
+        if len(x) <= INT8_ROWS:
+            return torch._weight_int8pack_mm(x, self._weight, self._scale)
+        return linear(x, self._weight.to(self._dtype)) * self._scale
+
+    @property
+    def parameters(self) -> int:
+        return self._weight.numel()
+
+
+class DistilledModel:
+    """A distilled draft behind the LanguageModel protocol."""
+
+    def __init__(
+        self,
+        draft: DraftFile,
+        state: State,
+        *,
+        name: str,
+        fingerprint: str = "",
+        vocab_size: int | None = None,
+        eos_token_ids: frozenset[int] = frozenset(),
+        compute: str = "auto",
+        device: str = "cpu",
+        max_slots: int = DEFAULT_SLOTS,
+        context_length: int | None = None,
+    ) -> None:
+        """`state`: the target's weights by transformers' names (only the layers the draft is
+        made of, the embedding and the head are read). `fingerprint`, `vocab_size`,
+        `eos_token_ids`: of the target's tokenizer, which the draft shares."""
+        geometry = draft.header.geometry
+        self._geometry = geometry
+        self._kind = _resolve(compute, device)
+        int8 = self._kind == "int8"
+        dtype = torch.float32 if self._kind == "float32" else torch.bfloat16
+        self._dtype, self._device = dtype, torch.device(device)
+
+        def make(weight: Tensor) -> Linear:
+            return Linear(weight.to(self._device), dtype, int8=int8)
+
+        support = draft.support.long()
+        vocab = vocab_size or geometry.vocab
+        if int(support[-1]) >= vocab:
+            raise UnsupportedModelError(f"{name} guesses ids that the tokenizer does not have")
+        self._support: IdArray = support.numpy().astype(np.int64)
+        self._embedding = embedding_of(state).to(self._device, dtype)
+        self._head = make(head_of(state)[support].float())
+        self._norm = draft.final_norm.to(self._device, dtype)
+        self._layers = [
+            {n: make(t) if n in MATRICES else t.to(self._device, dtype) for n, t in layer.items()}
+            for layer in (merged_layer(draft, state, i) for i in range(len(draft.header.layers)))
+        ]
+        self._context = min(context_length or geometry.context, geometry.context)
+        self._cos, self._sin = _rotary(geometry.rope, self._context, dtype, self._device)
+        shape = LayerShape(
+            heads=geometry.kv_heads, key_dim=geometry.head_dim, value_dim=geometry.head_dim
+        )
+        self._store = SlotStore(
+            (shape,) * len(self._layers), context=self._context, dtype=dtype, device=self._device
+        )
+        self._slots: dict[int, Slot] = {}
+        self._max_slots = max_slots
+        self._passes = 0
+        self._info = ModelInfo(
+            name=name,
+            vocab_size=vocab,
+            logits_width=geometry.vocab,
+            context_length=self._context,
+            fingerprint=fingerprint,
+            dtype=self._kind,
+            device=str(self._device),
+            eos_token_ids=eos_token_ids,
+            parameters=self._head.parameters
+            + sum(m.parameters for w in self._layers for m in w.values() if isinstance(m, Linear)),
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def support(self) -> IdArray | None:
+        return self._support
+
+    @property
+    def passes(self) -> int:
+        return self._passes
+
+    def open(self) -> int:
+        for number in range(self._max_slots):
+            if number not in self._slots:
+                self._slots[number] = Slot()
+                return number
+        raise EngineError(f"all {self._max_slots} slots are taken; close one or raise max_slots")
+
+    def close(self, slot: int) -> None:
+        self._slot(slot)
+        del self._slots[slot]
+
+    def tokens(self, slot: int) -> tuple[int, ...]:
+        return tuple(self._slot(slot).ids)
+
+    def length(self, slot: int) -> int:
+        return len(self._slot(slot).ids)
+
+    def truncate(self, slot: int, length: int) -> None:
+        held = self._slot(slot)
+        if not 0 <= length <= len(held.ids):
+            raise SlotError(f"cannot truncate slot {slot} of {len(held.ids)} ids to {length}")
+        del held.ids[length:]
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        old, new = self._slot(source), self._slot(target)
+        if new.ids:
+            raise SlotError(f"slot {target} is not empty")
+        if not 0 <= length <= len(old.ids):
+            raise SlotError(f"slot {source} holds {len(old.ids)} ids, not {length}")
+        if length:
+            with torch.inference_mode():
+                self._store.copy(old, new, length)
+        new.ids.extend(old.ids[:length])
+
+    def forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
+        """One pass per block and per PREFILL_ROWS rows: a draft serves one request at a time,
+        so sharing passes between slots would buy nothing here."""
+        slots = self._check(blocks)
+        out: list[FloatRow] = []
+        with torch.inference_mode():
+            for slot, block in zip(slots, blocks, strict=True):
+                # Rows behind the ids a slot claims are never looked at, so a failure halfway
+                # needs no clean-up: the ids are extended last.
+                self._store.reserve(slot, block.start + len(block.tokens))
+                out.append(self._run(slot, block))
+        for slot, block in zip(slots, blocks, strict=True):
+            slot.ids.extend(block.tokens)
+        return out
+
+    def _run(self, slot: Slot, block: Block) -> FloatRow:
+        """Rows of logits [block.rows, len(support)] of one block."""
+        found: list[Tensor] = []
+        skip = len(block.tokens) - block.rows
+        for at in range(0, len(block.tokens), PREFILL_ROWS):
+            piece = block.tokens[at : at + PREFILL_ROWS]
+            wanted = min(len(piece), max(0, at + len(piece) - skip))
+            hidden = self._pass(slot, piece, block.start + at)
+            if wanted:
+                found.append(self._logits(hidden[len(piece) - wanted :]))
+        if not found:
+            return np.empty((0, len(self._support)), np.float32)
+        rows = found[0] if len(found) == 1 else torch.cat(found)
+        result: FloatRow = rows.float().cpu().numpy()
+        return result
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        normed = rms_norm(hidden, self._norm.shape, self._norm, self._geometry.norm_eps)
+        return self._head(normed)
+
+    def _pass(self, slot: Slot, tokens: Sequence[int], start: int) -> Tensor:
+        """The residual stream [n, hidden] behind the last layer; fills the slot's cache."""
+        count = len(tokens)
+        self._passes += 1
+        x = self._embedding[torch.tensor(tokens, device=self._device)]
+        cos, sin = self._cos[start : start + count], self._sin[start : start + count]
+        mask = None if count == 1 else _mask(start, count, self._groups, self._device)
+        for index, layer in enumerate(self._layers):
+            x = self._layer(layer, index, x, slot, start, cos, sin, mask)
+        return x
+
+    @property
+    def _groups(self) -> int:
+        """Query heads that share a key/value head."""
+        return self._geometry.heads // self._geometry.kv_heads
+
+    def _layer(
+        self,
+        layer: dict[str, Any],
+        index: int,
+        x: Tensor,
+        slot: Slot,
+        start: int,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        g = self._geometry
+        count, end = len(x), start + len(x)
+        h = rms_norm(x, (g.hidden,), layer["attention_norm"], g.norm_eps)
+        qkv = layer["qkv"](h)
+        if "qkv_bias" in layer:
+            qkv = qkv + layer["qkv_bias"]
+        qkv = qkv.view(count, g.heads + 2 * g.kv_heads, g.head_dim).transpose(0, 1)
+        both = qkv[: g.heads + g.kv_heads]  # queries and keys turn by the same angles
+        if "q_norm" in layer:
+            both = torch.cat(
+                [
+                    rms_norm(both[: g.heads], (g.head_dim,), layer["q_norm"], g.norm_eps),
+                    rms_norm(both[g.heads :], (g.head_dim,), layer["k_norm"], g.norm_eps),
+                ]
+            )
+        half = g.head_dim // 2
+        both = both * cos + torch.cat([-both[..., half:], both[..., :half]], -1) * sin
+        keys, values = slot.keys[index], slot.values[index]
+        keys[:, start:end] = both[g.heads :]
+        values[:, start:end] = qkv[g.heads + g.kv_heads :]
+        # Query heads of one key/value head become extra query rows: nothing is expanded.
+        queries = both[: g.heads].reshape(1, g.kv_heads, self._groups * count, g.head_dim)
+        seen = scaled_dot_product_attention(
+            queries, keys[None, :, :end], values[None, :, :end], attn_mask=mask
+        )
+        seen = seen.view(g.heads, count, g.head_dim).transpose(0, 1).reshape(count, -1)
+        x = x + layer["out"](seen)
+        h = rms_norm(x, (g.hidden,), layer["mlp_norm"], g.norm_eps)
+        gate, up = layer["gate_up"](h).chunk(2, -1)
+        result: Tensor = x + layer["down"](silu(gate) * up)
+        return result
+
+    def _check(self, blocks: Sequence[Block]) -> list[Slot]:
+        """The blocks' slots, after every check that a forward has to pass."""
+        slots = [self._slot(block.slot) for block in blocks]
+        if len({block.slot for block in blocks}) != len(blocks):
+            raise SlotError("a slot may occur in one block of a forward only")
+        for block, slot in zip(blocks, slots, strict=True):
+            end = block.start + len(block.tokens)
+            if block.start != len(slot.ids):
+                raise SlotError(
+                    f"block starts at {block.start}, but slot {block.slot} holds {len(slot.ids)}"
+                )
+            if not 0 <= min(block.tokens) <= max(block.tokens) < len(self._embedding):
+                raise SlotError(f"token ids must be in 0..{len(self._embedding) - 1}")
+            if end > self._context:
+                raise ContextOverflowError(f"{end} tokens exceed the context of {self._context}")
+        return slots
+
+    def _slot(self, number: int) -> Slot:
+        slot = self._slots.get(number)
+        if slot is None:
+            raise SlotError(f"no open slot {number}")
+        return slot
+
+
+def merged_layer(draft: DraftFile, state: State, index: int) -> Layer:
+    """Layer `index` of the draft in float32: the target's, with the stored difference."""
+    header = draft.header
+    plan = header.layers[index]
+    layer = {n: t.float() for n, t in layer_of(state, header.geometry, plan.source).items()}
+    for name, matrix in draft.matrices[index].items():
+        base = layer[name] * plan.factor(name)
+        layer[name] = base + difference(matrix, header, plan.bits, tuple(base.shape))
+    for name, vector in draft.vectors[index].items():
+        layer[name] = vector.float()
+    return layer
+
+
+def shipped(name: str) -> Path:
+    """The file of a draft that comes with the package ('small', 'large')."""
+    path = Path(str(resources.files("outrider"))) / "data" / "drafts" / f"{name}.safetensors"
+    if not path.is_file():
+        raise UnsupportedModelError(f"this build ships no draft {name!r}")
+    return path
+
+
+def load_draft(
+    spec: str,
+    *,
+    target: Loaded,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_slots: int = DEFAULT_SLOTS,
+) -> DistilledModel:
+    """A distilled draft for `target`: a shipped one by name, or a file of `outrider distill`.
+
+    `dtype` 'auto' means int8 where torch can, else bfloat16. Refused with the reason when the
+    draft was made for another target."""
+    info = target.model.info
+    path = Path(spec).expanduser() if spec.endswith(".safetensors") else shipped(spec)
+    state, config = _target_weights(info.name)
+    geometry = geometry_of(config)
+    draft = read(path, fingerprint=target_fingerprint(state, geometry))
+    return DistilledModel(
+        draft,
+        state,
+        name=spec,
+        fingerprint=info.fingerprint,
+        vocab_size=info.vocab_size,
+        eos_token_ids=info.eos_token_ids,
+        compute=dtype,
+        device="cpu" if device == "auto" else device,
+        max_slots=max_slots,
+        context_length=info.context_length,
+    )
+
+
+def _target_weights(name: str) -> tuple[State, Any]:
+    """Weights and config of a target by its spec, without building the model where possible."""
+    from outrider.engines import builtin
+
+    if name == builtin.SPEC:
+        return builtin.load_state("bfloat16"), builtin.load_config()
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)
+    return model.state_dict(), model.config
+
+
+def _resolve(compute: str, device: str) -> str:
+    """What the products run in; 'auto' takes int8 on a CPU whose torch has the operator."""
+    if compute not in COMPUTE:
+        raise EngineError(f"unknown dtype {compute!r} of a draft; use one of {', '.join(COMPUTE)}")
+    able = torch.device(device).type == "cpu" and hasattr(torch, "_weight_int8pack_mm")
+    if compute == "int8" and not able:
+        raise EngineError(f"no int8 products on {device} in this torch; use dtype bfloat16")
+    if compute == "auto":
+        return "int8" if able else "bfloat16"
+    return compute
+
+
+def _rotary(
+    frequencies: Sequence[float], context: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [context, head_dim], the angles in the half-split order of transformers."""
+    places = torch.arange(context, dtype=torch.float32)[:, None]
+    angles = places * torch.tensor(frequencies, dtype=torch.float32)[None]
+    angles = torch.cat([angles, angles], -1)
+    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+
+
+def _mask(start: int, count: int, groups: int, device: torch.device) -> Tensor:
+    """bool [groups * count, start + count]: row i, at start + i, sees places 0 .. start + i."""
+    mask = torch.ones(count, start + count, dtype=torch.bool, device=device).tril(start)
+    return mask.repeat(groups, 1)
