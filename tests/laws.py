@@ -78,10 +78,12 @@ class Tree:
     the first outcome: a draft that was thrown away before it was judged.
     """
 
-    def __init__(self, grid: int | None = None) -> None:
+    def __init__(self, grid: int | None = None, *, rational: bool = False) -> None:
         """`grid`: every uniform takes all midpoints of that many cells. None: a uniform is
-        decided when it is compared, with the exact probability of the comparison."""
+        decided when it is compared, with the probability of that comparison. `rational`: all
+        laws have small denominators, so float32's rounding can be undone and sums are exact."""
         self._grid = grid
+        self._rational = rational
         self._script: list[int] = []
         self._depth = 0
         self._sizes: list[int] = []
@@ -143,24 +145,32 @@ class Tree:
         assert key not in self._drawn or (key[0] == Purpose.DRAFT and not looked_at), key
         self._drawn.add(key)
         p = p / p.sum()
-        exact = [Fraction(float(x)).limit_denominator(5000) for x in p]
-        weights = exact if sum(exact) == 1 else [float(x) for x in p]
+        weights = [self.number(float(x)) for x in p]
+        assert not self.exact or sum(weights) == 1
         return self.pick(list(zip(ids.tolist(), weights, strict=True)))
+
+    @property
+    def exact(self) -> bool:
+        return self._rational or self._grid is not None
+
+    def number(self, x: float) -> Fraction | float:
+        return Fraction(x).limit_denominator(500) if self.exact else x
 
 
 class Undecided:
     """A uniform known only to lie in [low, high]; comparing it branches the tree."""
 
     def __init__(self, tree: Tree) -> None:
-        self._tree, self._low, self._high = tree, 0.0, 1.0
+        self._tree = tree
+        self._low, self._high = tree.number(0.0), tree.number(1.0)
 
     def __mul__(self, factor: float) -> Scaled:
         return Scaled(self, factor)
 
     def below(self, x: float) -> bool:
-        inside = min(max(x, self._low), self._high)
+        inside = min(max(self._tree.number(x), self._low), self._high)
         chance = (inside - self._low) / (self._high - self._low)
-        answer: bool = self._tree.pick([(True, chance), (False, 1.0 - chance)])
+        answer: bool = self._tree.pick([(True, chance), (False, 1 - chance)])
         self._low, self._high = (self._low, inside) if answer else (inside, self._high)
         return answer
 

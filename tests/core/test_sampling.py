@@ -381,6 +381,18 @@ def test_penalties_after_rollback_equal_recomputed(params, logits, prompt, outpu
     assert a.weights.tolist() == b.weights.tolist()
 
 
+def test_history_grows_past_its_first_room():
+    output = [i % 200 for i in range(500)]
+    history = History([0, 1], output)
+    assert dict(zip(history.distinct.tolist(), history.times.tolist(), strict=True)) == Counter(
+        output
+    )
+    assert sorted(history.seen.tolist()) == list(range(200))
+    history.truncate(130)
+    assert history.distinct.tolist() == list(range(130))
+    assert set(history.times.tolist()) == {1.0}
+
+
 # -- draw: the float64 argmin over all ids ------------------------------------------------------
 
 
@@ -438,7 +450,7 @@ def test_law_of_draw(width):
     """Narrow rows are decided at once, wide ones after ruling ids out: both have the law."""
     source = np.random.default_rng(1)
     d = make((source.standard_normal(width) * 2).astype(np.float32))
-    drawn = [d.draw(rng.key(17, Purpose.TOKEN, n)) for n in range(20_000)]
+    drawn = [d.draw(rng.key(17, Purpose.TOKEN, n)) for n in range(8_000)]
     assert fit(np.bincount(drawn, minlength=width), d.probabilities()) > ALARM
 
 
@@ -447,7 +459,7 @@ def test_law_of_filtered_draws():
     p = log_row(0.35, 0.25, 0.2, 0.1, 0.06, 0.04)
     d = law(params, p)
     expected = reference(params, p.tolist(), [], [], set())
-    drawn = [d.draw(rng.key(2, Purpose.TOKEN, n)) for n in range(20_000)]
+    drawn = [d.draw(rng.key(2, Purpose.TOKEN, n)) for n in range(8_000)]
     counts = np.bincount(drawn, minlength=6)
     assert fit(counts, [expected.get(i, 0.0) for i in range(6)]) > ALARM
 
