@@ -205,8 +205,8 @@ class Connection:
             raise RemoteError(
                 Code.VERSION, f"this side speaks version {PROTOCOL_VERSION}, not {hello.versions}"
             )
-        if hello.role == self.role:
-            raise RemoteError(Code.STATE, f"both sides say they are the {hello.role}")
+        if hello.role != _other(self.role):
+            raise RemoteError(Code.STATE, f"the peer's role must be {_other(self.role)}")
         if hello.fingerprint != own.fingerprint or hello.vocab_size != own.vocab_size:
             raise RemoteError(
                 Code.VOCABULARY,

@@ -194,10 +194,14 @@ class CloudService:
         return [Outgoing(connection=connection, message=m) for m in replies]
 
     def refuse(self, connection: int, error: RemoteError) -> list[Outgoing]:
-        """End one session with an error; the connection and the other sessions go on."""
+        """End one session with an error; the connection and the other sessions go on.
+
+        `duplicate-session` is about the newcomer: the session that has the number goes on too.
+        """
         number = error.session
         assert number is not None, "an error of the whole connection is raised, not answered"
-        self._forget(self._peers[connection], number)
+        if error.code is not Code.DUPLICATE:
+            self._forget(self._peers[connection], number)
         answer = Error(code=error.code, message=error.message, session=number)
         return [Outgoing(connection=connection, message=answer)]
 
