@@ -461,6 +461,25 @@ def test_field_case_17():
         session.close()
 
 
+@pytest.mark.parametrize("lookup", [False, True])
+@pytest.mark.parametrize("rule", Rule)
+def test_a_session_after_rejections_drafts_as_a_fresh_one(rule, lookup):
+    """Slot, penalties' history and lookup table follow the committed ids, nothing else."""
+    drafter = ModelDrafter("toy", model=ToyModel(LAW, vocab_size=WIDTH), lookup=lookup)
+    params = SamplingParams(frequency_penalty=0.8, repetition_penalty=1.3, min_tokens=9)
+    session = drafter.session(len(PROMPT), params, rule)
+    source = np.random.default_rng(9)
+    committed = list(PROMPT)
+    for _ in range(30):
+        fresh = drafter.session(len(PROMPT), params, rule)
+        expected, drafts = fresh.propose(committed, 5), session.propose(committed, 5)
+        fresh.close()
+        assert drafts.tokens == expected.tokens
+        assert drafts.q == expected.q
+        committed += [*drafts.tokens[: int(source.integers(0, 5))], int(source.integers(0, WIDTH))]
+    session.close()
+
+
 # -- logprobs (field case 26), closed form (field case 40) ----------
 
 
