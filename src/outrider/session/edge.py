@@ -26,6 +26,7 @@ from outrider.core import rng
 from outrider.core.sampling import Distribution
 from outrider.core.tokens import Origin, TokenLogprob
 from outrider.core.verify import Proposal, ResidualStep, choose, residual_draw
+from outrider.proto.codec import MAX_BLOCK
 from outrider.proto.digest import DigestChain
 from outrider.proto.errors import RemoteError
 from outrider.proto.messages import (
@@ -115,9 +116,10 @@ class EdgeSession:
         sequence = self.generation.sequence
         if self._drafting is not None or self.generation.finish is not None or self._refused:
             return None
-        outstanding = len(sequence) - sequence.base
-        if outstanding and self.policy.wait_empty:
-            return None
+        tail = sequence.tail
+        outstanding = len(tail)
+        if outstanding and (self.policy.wait_empty or self.generation.rules.is_end(tail[-1])):
+            return None  # behind a guessed end there is nothing to guess
         room = min(
             self.policy.window - outstanding,
             self.generation.draft_room(self.policy.window + outstanding) - outstanding,
@@ -144,8 +146,8 @@ class EdgeSession:
         if not fits:
             self.wasted += len(draft.tokens)
             return ()
-        # An empty guess is final for this position: without it the driver would ask for ever.
-        self._refused = not draft.tokens
+        # An empty guess is final for its position: without this the driver would ask for ever.
+        self._refused = not draft.tokens and not overlap
         fresh = draft.tokens[overlap:]
         sequence.extend(fresh)
         if self._needs_q:
@@ -225,9 +227,13 @@ class EdgeSession:
 
     def on_logprobs(self, frame: Logprobs) -> None:
         """Keep log-probabilities until the tokens they belong to are committed."""
+        ahead = frame.start + len(frame.entries) - self.generation.sequence.base
+        if ahead > MAX_BLOCK:
+            raise RemoteError(Code.STATE, "log-probabilities far ahead", self.number)
         for i, (token, logprob, top) in enumerate(frame.entries):
             entry = TokenLogprob(token=token, logprob=logprob, top=top)
-            self._logprobs[frame.start + i] = entry
+            if frame.start + i >= self.generation.sequence.base:
+                self._logprobs[frame.start + i] = entry
 
     def on_done(self, frame: Done) -> None:
         """The cloud says the answer is complete: both sides must hold the same ids (I10)."""
