@@ -94,6 +94,17 @@ RECEIVES: Final[dict[Role, dict[State, frozenset[type]]]] = {
 """Message types a role may receive in a state. The tests walk it; the docs are drawn from it."""
 
 
+TRANSITIONS: Final[dict[State, dict[str, State]]] = {
+    State.HELLO: {"greeted": State.READY, "ended": State.CLOSED},
+    State.READY: {"goaway": State.DRAINING, "ended": State.CLOSED},
+    State.DRAINING: {"goaway": State.DRAINING, "ended": State.CLOSED},
+    State.CLOSED: {"ended": State.CLOSED},
+}
+"""What changes a state, the same for both roles. greeted: the peer's HELLO was accepted. goaway:
+GOAWAY was sent or received. ended: ERROR without a session sent or received, a broken rule, two
+silent heartbeats, or the transport closed."""
+
+
 class SilentPeerError(RemoteError):
     """Nothing was heard for too long."""
 
@@ -148,16 +159,19 @@ class Connection:
         """Tell the peer what was wrong and close: nothing more is received."""
         if self.state is not State.CLOSED:
             self._queue(Error(code=error.code, message=error.message))
-            self.state = State.CLOSED
+            self._move("ended")
 
     def close(self) -> None:
-        self.state = State.CLOSED
+        self._move("ended")
+
+    def _move(self, event: str) -> None:
+        self.state = TRANSITIONS[self.state][event]
 
     def drain(self) -> None:
         """Cloud: no new sessions from now on."""
         if self.state is State.READY:
             self.send(GoAway(message="this verifier is draining: open new sessions elsewhere"))
-            self.state = State.DRAINING
+            self._move("goaway")
 
     # ---------------------------------------------------------------- in
 
@@ -189,10 +203,10 @@ class Connection:
                 self._note_pong(message, now)
                 return None
             case GoAway():
-                self.state = State.DRAINING
+                self._move("goaway")
                 return message
             case Error(session=None):
-                self.state = State.CLOSED
+                self._move("ended")
                 return message
             case Open() if self.state is State.DRAINING:
                 raise RemoteError(Code.DRAINING, "no new sessions here", message.session)
@@ -215,7 +229,7 @@ class Connection:
                 f"{own.fingerprint[:12]}): use a draft made for this target",
             )
         self.peer = hello
-        self.state = State.READY
+        self._move("greeted")
 
     @property
     def limits(self) -> Limits:

@@ -150,7 +150,7 @@ class _Link(enum.Enum):
     UP = "up"
 
 
-class _Phase(enum.Enum):
+class Phase(enum.Enum):
     """What the present connection's cloud knows of a session."""
 
     NEW = "new"
@@ -164,13 +164,28 @@ class _Phase(enum.Enum):
     """OPEN was sent, or RESUME was answered."""
 
 
+PHASES: Final[dict[Phase, dict[str, Phase]]] = {
+    Phase.NEW: {"OPEN sent": Phase.RUNNING},
+    Phase.LOST: {"RESUME sent": Phase.RESUMING},
+    Phase.STALE: {"OPEN sent": Phase.RUNNING},
+    Phase.RESUMING: {
+        "OPENED": Phase.RUNNING,
+        "refused": Phase.STALE,
+        "cut": Phase.LOST,
+    },
+    Phase.RUNNING: {"OPENED": Phase.RUNNING, "refused": Phase.STALE, "cut": Phase.LOST},
+}
+"""What moves a session at the edge from phase to phase; anything else leaves it where it is.
+refused: ERROR `unknown-session` or `digest`, or `busy` and `draining` once text was shown."""
+
+
 @dataclass(slots=True)
 class _Live:
     session: EdgeSession
     plan: Plan
     rule: Rule
     uid: bytes
-    phase: _Phase = _Phase.NEW
+    phase: Phase = Phase.NEW
     accepted: bool = False
     """Some cloud answered OPENED."""
     faults: int = 0
@@ -181,6 +196,9 @@ class _Live:
     """Seconds: when a busy cloud may be asked again."""
     complete_at: float | None = None
     """Seconds: when the last token was committed."""
+
+    def move(self, event: str) -> None:
+        self.phase = PHASES[self.phase].get(event, self.phase)
 
 
 @dataclass(slots=True)
@@ -264,7 +282,7 @@ class EdgeClient:
     def cancel(self, number: int) -> None:
         """Give a session up, in whatever state it is. Unknown and ended numbers are ignored."""
         live = self._live.pop(number, None)
-        if live is not None and live.phase in (_Phase.RESUMING, _Phase.RUNNING):
+        if live is not None and live.phase in (Phase.RESUMING, Phase.RUNNING):
             self._send(Cancel(session=number))
 
     def session(self, number: int) -> EdgeSession | None:
@@ -336,7 +354,7 @@ class EdgeClient:
             session = live.session
             if live.complete_at is not None and now >= live.complete_at + CONFIRM_WITHIN:
                 self._end(number, confirmed=False)
-            elif live.phase is _Phase.RUNNING and _due(session.deadline, now):
+            elif live.phase is Phase.RUNNING and _due(session.deadline, now):
                 self._say(live, session.retry(now))
         if any(self._stalls(x) <= now for x in self._live.values()):
             self._drop(now, "nothing is heard of a session")
@@ -348,7 +366,7 @@ class EdgeClient:
     @staticmethod
     def _stalls(live: _Live) -> float:
         """When (seconds) a session's silence is too long."""
-        joined = live.phase in (_Phase.RESUMING, _Phase.RUNNING)
+        joined = live.phase in (Phase.RESUMING, Phase.RUNNING)
         return live.heard + STALLED_AFTER if joined else math.inf
 
     @property
@@ -365,9 +383,9 @@ class EdgeClient:
             times.append(self._stalls(live))
             if live.complete_at is not None:
                 times.append(live.complete_at + CONFIRM_WITHIN)
-            elif live.phase is _Phase.RUNNING and live.session.deadline is not None:
+            elif live.phase is Phase.RUNNING and live.session.deadline is not None:
                 times.append(live.session.deadline)
-            elif self._link is _Link.UP and live.phase is _Phase.STALE:
+            elif self._link is _Link.UP and live.phase is Phase.STALE:
                 times.append(live.not_before)
         return min((t for t in times if t < math.inf), default=None)
 
@@ -379,7 +397,7 @@ class EdgeClient:
             self._admit(now)
         drafts: list[tuple[int, DraftJob]] = []
         for number, live in self._live.items():
-            if live.phase is _Phase.RUNNING:
+            if live.phase is Phase.RUNNING:
                 self._say(live, live.session.unsent(now))
             job = live.session.next_draft()
             if job is not None:
@@ -422,13 +440,13 @@ class EdgeClient:
         """Tell the cloud about sessions it does not know yet, as far as it has room."""
         connection = self._connection
         assert connection is not None, "the link is up"
-        known = sum(x.phase in (_Phase.RESUMING, _Phase.RUNNING) for x in self._live.values())
+        known = sum(x.phase in (Phase.RESUMING, Phase.RUNNING) for x in self._live.values())
         for number, live in list(self._live.items()):
             if known >= connection.limits.sessions:
                 return
-            if live.phase is _Phase.LOST:
+            if live.phase is Phase.LOST:
                 self._resume(live, now)
-            elif live.phase in (_Phase.NEW, _Phase.STALE) and now >= live.not_before:
+            elif live.phase in (Phase.NEW, Phase.STALE) and now >= live.not_before:
                 if connection.state is State.DRAINING:
                     continue
                 self._open(number, live, now)
@@ -447,9 +465,9 @@ class EdgeClient:
             limit = connection.limits.prompt_tokens
             self._fail(number, Code.TOO_LARGE, f"{sequence.base} ids, the verifier takes {limit}")
             return
-        if live.phase is _Phase.STALE:
+        if live.phase is Phase.STALE:
             self.tally.reopened += 1
-        self._enter(live, _Phase.RUNNING, now)
+        self._enter(live, "OPEN sent", now)
         prompt = sequence.committed[: sequence.prompt_length]
         try:
             connection.send(
@@ -473,7 +491,7 @@ class EdgeClient:
 
     def _resume(self, live: _Live, now: float) -> None:
         session = live.session
-        self._enter(live, _Phase.RESUMING, now)
+        self._enter(live, "RESUME sent", now)
         self.tally.resumed += 1
         base = session.generation.sequence.base
         self._send(
@@ -481,18 +499,19 @@ class EdgeClient:
         )
         self._say(live, session.retry(now))
 
-    def _enter(self, live: _Live, phase: _Phase, now: float) -> None:
+    def _enter(self, live: _Live, event: str, now: float) -> None:
         """A session joins the present connection: its window shrinks to what both sides hold."""
         assert self._connection is not None, "the link is up"
         window = min(live.plan.window.window, self._connection.limits.window)
         chunk = max(1, min(live.plan.window.chunk, window))
         live.session.policy = replace(live.plan.window, window=window, chunk=chunk)
-        live.phase, live.heard = phase, now
+        live.move(event)
+        live.heard = now
 
     def _say(self, live: _Live, messages: tuple[Message, ...]) -> None:
         """Send frames of a session, if the present connection carries it; `retry` repeats them
         on the next one otherwise."""
-        if live.phase in (_Phase.RUNNING, _Phase.RESUMING):
+        if live.phase in (Phase.RUNNING, Phase.RESUMING):
             for message in messages:
                 self._send(message)
 
@@ -535,7 +554,8 @@ class EdgeClient:
         replies: tuple[Message, ...] = ()
         match message:
             case Opened():
-                live.phase, live.accepted = _Phase.RUNNING, True
+                live.move("OPENED")
+                live.accepted = True
             case Verdict():
                 step = session.on_verdict(message, now)
             case Tokens():
@@ -592,8 +612,8 @@ class EdgeClient:
         if live.session.generation.finish is not None:
             self._end(number, confirmed=False)
             return
-        if live.phase is _Phase.RESUMING and error.code in (Code.UNKNOWN, Code.DIGEST):
-            live.phase = _Phase.STALE
+        if live.phase is Phase.RESUMING and error.code in (Code.UNKNOWN, Code.DIGEST):
+            live.move("refused")
             return
         live.faults += 1
         lost = error.code in (Code.UNKNOWN, Code.DIGEST)
@@ -602,7 +622,7 @@ class EdgeClient:
         if not (lost or busy) or live.faults > MAX_FAULTS:
             self._fail(number, error.code, error.message)
             return
-        live.phase = _Phase.STALE
+        live.move("refused")
         live.not_before = now + self._pause(live.faults) if busy else now
 
     # ---------------------------------------------------------------- ends
@@ -615,7 +635,7 @@ class EdgeClient:
 
     def _fail(self, number: int, code: Code, message: str) -> None:
         live = self._live.pop(number)
-        if live.phase in (_Phase.RESUMING, _Phase.RUNNING):
+        if live.phase in (Phase.RESUMING, Phase.RUNNING):
             self._send(Cancel(session=number))
         if live.session.generation.finish is not None and code is Code.UNREACHABLE:
             reason = live.session.generation.finish
@@ -663,8 +683,7 @@ class EdgeClient:
         self._redial_at = now + self._pause(self._failures)
         self._failures += 1
         for number, live in list(self._live.items()):
-            if live.phase in (_Phase.RUNNING, _Phase.RESUMING):
-                live.phase = _Phase.LOST
+            live.move("cut")
             if live.complete_at is not None:
                 self._end(number, confirmed=False)
             elif self._barren > MAX_BARREN:
