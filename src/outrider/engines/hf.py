@@ -298,7 +298,13 @@ class HFModel:
         slot = self.open()
         ids = probed.ids[: self._context]
         block = Block(slot=slot, start=0, tokens=ids, rows=len(ids))
-        rows = self.forward([block])[0]
+        try:
+            rows = self.forward([block])[0]
+        except (RuntimeError, TypeError, ValueError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UnsupportedModelError(
+                f"{type(self._model).__name__} does not run on this cache: {reason}"
+            ) from error
         self.close(slot)
         if len(ids) == len(probed.ids) and not probed.agrees(torch.from_numpy(rows[-1])):
             raise UnsupportedModelError(

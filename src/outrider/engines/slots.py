@@ -162,9 +162,7 @@ class SlotStore:
     def copy(self, source: Slot, target: Slot, length: int) -> None:
         """Copy the first `length` positions of `source` over those of `target`."""
         self.reserve(target, length)
-        pairs = zip(
-            (*source.keys, *source.values), (*target.keys, *target.values), strict=length > 0
-        )
+        pairs = zip((*source.keys, *source.values), (*target.keys, *target.values), strict=True)
         for old, new in pairs:
             new[:, :length].copy_(old[:, :length])
 
