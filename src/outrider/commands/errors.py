@@ -4,6 +4,8 @@
     ParameterError, EngineError     2     error: <the message>
     CommandError, a usage error     2     error: <the message>
     an optional package is missing  2     error: <the extra to install>
+    LinkError                       2     error: --link: <the message>
+    CloudError                      2     where the request or the login is at fault, else 1
     OSError                         1     error: <the message>
     Ctrl-C                        130     nothing; what was printed stays
     a closed pipe (`| head`)        1     nothing (typer sees to it)
@@ -17,8 +19,11 @@ from typing import Final
 
 import typer
 
+from outrider.core.link import LinkError
 from outrider.core.tokens import ParameterError
 from outrider.engines.base import EngineError
+from outrider.proto.messages import Code
+from outrider.runtime.edge import CloudError
 
 USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[2]
 """click's base of all usage errors. Found, not imported: typer carries click inside itself in
@@ -29,6 +34,10 @@ OPTIONAL: Final = frozenset(
 )
 """Top-level modules that the extra `torch` brings (pyproject.toml)."""
 
+OWN_FAULT: Final = frozenset(
+    {Code.UNAUTHORIZED, Code.VOCABULARY, Code.PARAMETER, Code.CONTEXT, Code.TOO_LARGE}
+)
+"""Refusals of the cloud that another try cannot cure."""
 BAD_INPUT: Final = 2
 FAILED: Final = 1
 INTERRUPTED: Final = 130
@@ -50,6 +59,10 @@ def describe(error: Exception) -> tuple[str, int] | None:
         case ModuleNotFoundError(name=str(name)) if name.split(".")[0] in OPTIONAL:
             fix = 'pip install "outrider[torch]"'
             return f"{name.split('.')[0]} is not installed: {fix}", BAD_INPUT
+        case LinkError():
+            return f"--link: {_one_line(str(error))}", BAD_INPUT
+        case CloudError():
+            return _one_line(str(error)), BAD_INPUT if error.code in OWN_FAULT else FAILED
         case OSError():
             return _one_line(str(error)), FAILED
     if isinstance(error, USAGE_ERROR):

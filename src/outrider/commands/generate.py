@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from outrider.commands import console, models
+from outrider.commands import console, models, remote
 from outrider.commands.errors import CommandError
 from outrider.commands.options import (
     DEFAULT_DRAFT_LENGTH,
@@ -16,9 +17,11 @@ from outrider.commands.options import (
     DEFAULT_TARGET,
     DEFAULT_TEMPERATURE,
     LENGTH,
+    NETWORK,
     OUTPUT,
     SAMPLING,
     SPECULATION,
+    Cloud,
     Deterministic,
     Device,
     Draft,
@@ -26,11 +29,14 @@ from outrider.commands.options import (
     Dtype,
     DtypeOption,
     Json,
+    ScheduleOption,
     Target,
     Threads,
     Verify,
+    Window,
 )
 from outrider.core.tokens import Rule, SamplingParams
+from outrider.session.schedules import DEFAULT_WINDOW, Schedule
 
 
 def _sampling(name: str, text: str) -> Any:
@@ -142,6 +148,46 @@ def generate(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    cloud: Cloud = None,
+    schedule: ScheduleOption = Schedule.FREERUN,
+    window: Window = DEFAULT_WINDOW,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Shape the link in user space: rtt=50ms,up=1mbit,down=20mbit,jitter=5ms,loss=1% "
+            "(any of them), or up-trace=FILE,down-trace=FILE.",
+            show_default=False,
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Bearer token for the cloud; or set OUTRIDER_TOKEN.",
+            show_default=False,
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Trust this certificate authority (PEM) for wss://.",
+            show_default=False,
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write one JSON line a round: when its tokens came, who wrote each.",
+            show_default=False,
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Answer a prompt, streamed as it comes; a draft model guesses ahead, the target decides.
@@ -154,6 +200,7 @@ def generate(
     outrider generate "Count to ten" --temperature 0 --draft-length 8
     outrider generate "Tell me a story" --seed 7 --json
     outrider generate "Once upon a time" --raw --target ./my-model
+    outrider generate "Why is the sky blue?" --cloud ws://127.0.0.1:8765 --link rtt=50ms
     ```
     """
     if logprobs is not None and not as_json:
@@ -177,6 +224,34 @@ def generate(
         seed=secrets.randbelow(2**32) if seed is None else seed,
     )
     text = read_prompt(prompt)
+    if cloud is not None and schedule is not Schedule.EDGE_ONLY:
+        remote.answer(
+            remote.Remote(
+                url=cloud,
+                schedule=schedule,
+                window=window,
+                draft_length=draft_length,
+                link=link,
+                token_file=token_file,
+                ca_file=ca_file,
+                trace=trace,
+            ),
+            remote.Question(
+                target=target,
+                draft=draft,
+                device=device,
+                threads=threads,
+                text=text,
+                raw=raw,
+                system=system,
+                params=params,
+                rule=Rule(verify.value),
+            ),
+            as_json=as_json,
+        )
+        return
+    if link is not None or trace is not None:
+        raise CommandError("--link and --trace need --cloud: without it there is no network")
     pair = models.load(
         target=target,
         draft=draft,

@@ -48,6 +48,15 @@ class Pair:
         )
 
 
+def encode(tokenizer: Any, prompt: str, *, raw: bool, system: str | None) -> tuple[int, ...]:
+    """Prompt to ids: through the tokenizer's chat template, or as it is."""
+    if raw:
+        return tuple(tokenizer.encode(prompt))
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages.append({"role": "user", "content": prompt})
+    return tuple(tokenizer.chat(messages))
+
+
 def default_draft(target: str) -> str:
     """Who drafts when nobody says: the shipped draft fits the built-in target alone, and a build
     may come without it."""

@@ -7,6 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
+from outrider.session.schedules import Schedule
+
 DEFAULT_TARGET: Final = "builtin:smollm2"
 DEFAULT_MAX_TOKENS: Final = 256
 DEFAULT_TEMPERATURE: Final = 0.7
@@ -19,6 +21,7 @@ LENGTH: Final = "Length and stopping"
 NUMERICS: Final = "Numerics"
 SPECULATION: Final = "Speculation"
 OUTPUT: Final = "Prompt and output"
+NETWORK: Final = "Network"
 
 
 class Dtype(StrEnum):
@@ -105,5 +108,35 @@ Json = Annotated[
         metavar="",
         help="Exactly one JSON object on stdout and nothing else there.",
         rich_help_panel=OUTPUT,
+    ),
+]
+Cloud = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Ask the verifier at ws://HOST:PORT or wss://HOST:PORT (outrider cloud); this side "
+        "loads the draft and the target's tokenizer only.",
+        show_default=False,
+        rich_help_panel=NETWORK,
+    ),
+]
+ScheduleOption = Annotated[
+    Schedule,
+    typer.Option(
+        "--schedule",
+        metavar="NAME",
+        help="Who waits for whom. freerun: the target never waits, guesses that arrive in time "
+        "let it skip. stream: guesses ahead, the target waits for them. sync: K guesses, then "
+        "wait. cloud-only: no guesses. colocated: the cloud's own draft. edge-only: the draft "
+        "by itself.",
+        rich_help_panel=NETWORK,
+    ),
+]
+Window = Annotated[
+    int,
+    typer.Option(
+        metavar="W",
+        help="Guesses that may be on their way in freerun and stream, 1 to 256.",
+        rich_help_panel=NETWORK,
     ),
 ]

@@ -33,6 +33,7 @@ from outrider.runtime.local import MAX_DRAFT_LENGTH, GenerationResult, Timing
 from outrider.runtime.socket import FrameSocket
 from outrider.runtime.worker import EngineThread
 from outrider.session.client import (
+    GIVE_UP_AFTER,
     EdgeClient,
     Ended,
     Event,
@@ -75,6 +76,8 @@ class EdgeConfig:
     link: Link | None = None
     """Shape the link in user space."""
     link_seed: int = 0
+    give_up: float = GIVE_UP_AFTER
+    """Seconds without a working link before an answer fails."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -182,6 +185,8 @@ class EdgeRuntime:
         self.tokenizer = tokenizer
         self.drafter = drafter
         self.peer: Hello | None = None
+        self.last_break = ""
+        """Why the link last went down; empty if it never did."""
         self.draft_seconds = 0.0
         self._context = context_length
         self._use = _Use()
@@ -192,6 +197,7 @@ class EdgeRuntime:
             now=time.monotonic(),
             uid=lambda: secrets.token_bytes(16),
             jitter=lambda: 0.5 + 0.5 * jitter.random(),
+            give_up=config.give_up,
         )
         self._running: dict[int, _Running] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -273,6 +279,13 @@ class EdgeRuntime:
     def _context_of_peer(self) -> int:
         return min(self._context, self.peer.context_length) if self.peer else self._context
 
+    def failure(self, failed: Failed) -> CloudError:
+        """A session's failure as the caller sees it, with why the link is down if it is."""
+        message = failed.message
+        if failed.code is Code.UNREACHABLE and self.last_break:
+            message = f"{message}: {self.last_break}"
+        return CloudError(failed.code, message)
+
     def _end(self, number: int) -> None:
         """Free what a session holds here; safe to call twice."""
         running = self._running.pop(number, None)
@@ -331,7 +344,7 @@ class EdgeRuntime:
                 connection = self._client.connection
                 self.peer = connection.peer if connection else None
             case LinkDown():
-                self.peer = None
+                self.last_break = event.reason
 
     def _spawn(self, work, name: str) -> None:  # type: ignore[no-untyped-def]
         task = asyncio.get_running_loop().create_task(work, name=f"outrider-{name}")
@@ -453,7 +466,7 @@ class EdgeStream:
             while True:
                 item = await self._running.steps.get()
                 if isinstance(item, Failed):
-                    raise CloudError(item.code, item.message)
+                    raise self._runtime.failure(item)
                 if isinstance(item, Ended):
                     self._result = self._summary(confirmed=item.confirmed)
                     return

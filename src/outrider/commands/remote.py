@@ -1,0 +1,156 @@
+"""`outrider generate --cloud`: the same answer with the target behind a network."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from outrider.commands import console, models
+from outrider.commands.errors import CommandError
+from outrider.core.tokens import Rule, SamplingParams
+from outrider.session.schedules import Schedule
+
+TOKEN_VARIABLE: Final = "OUTRIDER_TOKEN"
+PATIENCE_S: Final = 10.0
+"""How long a person at a prompt waits for a cloud that cannot be reached."""
+NO_DRAFTER: Final = frozenset({Schedule.CLOUD_ONLY, Schedule.COLOCATED})
+"""Schedules in which the edge itself drafts nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """Where the cloud is and how the edge works with it."""
+
+    url: str
+    schedule: Schedule
+    window: int
+    draft_length: int
+    link: str | None
+    token_file: Path | None
+    ca_file: Path | None
+    trace: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What to ask."""
+
+    target: str
+    draft: str | None
+    device: str
+    threads: int | None
+    text: str
+    raw: bool
+    system: str | None
+    params: SamplingParams
+    rule: Rule
+
+
+def bearer_token(file: Path | None) -> str | None:
+    """The token to log in with: the file's first line (a name and colon before it are fine),
+    else the environment variable OUTRIDER_TOKEN."""
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    token = next((line for line in lines if line and not line.startswith("#")), "")
+    token = token.rpartition(":")[2].strip()
+    if not token:
+        raise CommandError(f"{file} holds no token")
+    return token
+
+
+def answer(remote: Remote, question: Question, *, as_json: bool) -> None:
+    """Ask, stream, report."""
+    from outrider.core.link import parse_link
+    from outrider.engines.load import load_drafter, load_vocabulary
+    from outrider.runtime.edge import EdgeConfig, EdgeRequest
+    from outrider.runtime.shaping import load_trace
+
+    link = parse_link(remote.link, load=load_trace) if remote.link else None
+    if not remote.url.startswith(("ws://", "wss://")):
+        raise CommandError(f"--cloud takes ws://HOST:PORT or wss://HOST:PORT, got {remote.url!r}")
+    with console.waiting(f"loading the tokenizer of {question.target}"):
+        vocabulary = load_vocabulary(question.target)
+    drafter = None
+    if remote.schedule not in NO_DRAFTER:
+        name = question.draft or models.default_draft(question.target)
+        with console.waiting(f"loading the draft {name}"):
+            drafter = load_drafter(
+                name, vocabulary, device=question.device, threads=question.threads
+            )
+    ids = models.encode(
+        vocabulary.tokenizer, question.text, raw=question.raw, system=question.system
+    )
+    config = EdgeConfig(
+        url=remote.url,
+        token=bearer_token(remote.token_file),
+        ca_file=str(remote.ca_file) if remote.ca_file else None,
+        link=link,
+        give_up=PATIENCE_S,
+    )
+    request = EdgeRequest(
+        prompt_ids=ids,
+        params=question.params,
+        rule=question.rule,
+        schedule=remote.schedule,
+        draft_length=max(1, remote.draft_length),
+        window=remote.window,
+    )
+    asyncio.run(_ask(config, request, vocabulary, drafter, remote, as_json=as_json))
+
+
+async def _ask(
+    config: Any, request: Any, vocabulary: Any, drafter: Any, remote: Remote, *, as_json: bool
+) -> None:
+    from outrider.runtime.edge import EdgeRuntime
+
+    context = vocabulary.model.info.context_length
+    with ExitStack() as stack:
+        trace = None
+        if remote.trace is not None:
+            trace = stack.enter_context(remote.trace.open("w", encoding="utf-8"))
+        async with EdgeRuntime(
+            config, vocabulary.tokenizer, drafter, context_length=context
+        ) as runtime:
+            stream = await runtime.stream(request)
+            began = time.monotonic()
+            try:
+                async for step in stream:
+                    if not as_json:
+                        sys.stdout.write(step.text)
+                        sys.stdout.flush()
+                    if trace is not None:
+                        trace.write(_record(time.monotonic() - began, step.tokens, step.origins))
+            finally:
+                stream.close()
+                if not as_json:
+                    sys.stdout.write("\n")
+                    sys.stdout.flush()
+    result = stream.result
+    if as_json:
+        console.print_json(result.as_dict())
+        return
+    line = f"{models.summary(result.generation)} · {result.schedule.value} · {_traffic(result)}"
+    console.messages().print(line, style="dim", markup=False)
+
+
+def _record(seconds: float, tokens: Sequence[int], origins: Sequence[Any]) -> str:
+    """One round as a JSON line: when its tokens came, and who wrote each."""
+    fact = {"t_s": round(seconds, 6), "tokens": list(tokens), "origins": [o.value for o in origins]}
+    return json.dumps(fact) + "\n"
+
+
+def _traffic(result: Any) -> str:
+    use = result.link
+    text = f"{use.bytes_up} bytes up, {use.bytes_down} down"
+    if use.reconnects:
+        text += f", {use.reconnects} reconnects"
+    return text
