@@ -103,7 +103,7 @@ def standard_arms(
 
     arms = [
         arm("cloud-only", Schedule.CLOUD_ONLY),
-        arm("sync, ids + q(x)", Schedule.SYNC, Rule.RATIO),
+        arm("sync (ratio)", Schedule.SYNC, Rule.RATIO),
         arm("sync", Schedule.SYNC),
         arm("stream", Schedule.STREAM),
         arm("freerun", Schedule.FREERUN),

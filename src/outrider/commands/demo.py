@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from outrider.commands import console, models
+from outrider.commands import console, models, netdemo
 from outrider.commands.errors import CommandError
 from outrider.commands.generate import show
 from outrider.commands.options import (
@@ -21,9 +21,11 @@ from outrider.commands.options import (
     Json,
     Target,
     Threads,
+    Window,
 )
 from outrider.core.tokens import ParameterError, Rule, SamplingParams
 from outrider.demo import PROMPTS, Arm, compare
+from outrider.session.schedules import DEFAULT_WINDOW
 
 
 def demo(
@@ -40,23 +42,70 @@ def demo(
     max_tokens: Annotated[
         int, typer.Option(metavar="N", help="At most this many tokens an answer.")
     ] = 48,
+    link: Annotated[
+        str,
+        typer.Option(
+            metavar="SPEC", help="The link: rtt=50ms,up=1mbit,down=20mbit,jitter=5ms,loss=1%."
+        ),
+    ] = "rtt=50ms,up=5mbit,down=20mbit",
+    window: Window = DEFAULT_WINDOW,
+    target_pace: Annotated[
+        float,
+        typer.Option(
+            metavar="MS",
+            min=0.0,
+            max=60_000.0,
+            help="Add this many ms to every forward of the target, standing for a larger one.",
+        ),
+    ] = 0.0,
+    temperature: Annotated[float, typer.Option(metavar="T", help="0: always the likeliest.")] = 0.0,
+    seeds: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Seeds a prompt.")] = 1,
+    local: Annotated[
+        bool,
+        typer.Option(
+            "--local",
+            metavar="",
+            help="One process, no network: the target alone against co-located speculation.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """See a pair at work: a streamed answer, then plain decoding against speculation.
+    """See edge and cloud at work: a streamed answer, then every schedule on the same prompts.
 
-    All arms answer the same prompts at temperature 0, in turns. The last arm is the target at
-    its fastest, without the fixed shapes that make its text reproducible to the bit.
+    Starts a verifier in a process of its own, shapes the link to it, streams an answer with
+    each token in the colour of who wrote it, and compares all schedules and baselines. With
+    --local there is no network: the target alone (also without fixed shapes, at its fastest)
+    against speculation in one process.
 
     Examples:
 
     ```
     outrider demo
-    outrider demo --draft large --draft-length 6 --prompts 8
+    outrider demo --link rtt=100ms,up=1mbit --target-pace 60 --prompts 4
+    outrider demo --local --draft large --draft-length 6
     outrider demo --json
     ```
     """
     if draft_length == 0 or draft == "none":
         raise CommandError("the demo compares with a draft: give --draft-length 1 to 64")
+    if not local:
+        netdemo.run(
+            netdemo.NetDemo(
+                target=target,
+                draft=draft,
+                draft_length=draft_length,
+                window=window,
+                link=link,
+                pace_ms=target_pace,
+                threads=threads,
+                prompts=prompts,
+                seeds=seeds,
+                max_tokens=max_tokens,
+                temperature=temperature,
+            ),
+            as_json=as_json,
+        )
+        return
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     arms, pair = _arms(target, draft, draft_length, threads)
     ids = [pair.encode(text, raw=False, system=None) for text in PROMPTS[:prompts]]
@@ -147,7 +196,7 @@ def _verdict(arms: list[Arm], prompts: int) -> list[str]:
         saved = 1 - speculative.calls_per_token
         lines.append(
             f"It saves {saved:.0%} of the calls to the target. With the target behind a network "
-            "each call is a round trip; there is no network in this version yet."
+            "each call is a round trip: outrider demo without --local shows that."
         )
     return lines
 

@@ -203,6 +203,8 @@ class EdgeRuntime:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket: FrameSocket | None = None
+        self._sockets: set[FrameSocket] = set()
+        """Every socket that is not closed yet, the one in use included."""
         self._seed = random.Random(config.link_seed + 1)
 
     async def __aenter__(self) -> EdgeRuntime:
@@ -215,8 +217,7 @@ class EdgeRuntime:
         """Cancel everything and free both sides."""
         self._client.close()
         self._pump()
-        if self._socket is not None:
-            await self._socket.close()
+        await asyncio.gather(*(socket.close() for socket in list(self._sockets)))
         if self._timer is not None:
             self._timer.cancel()
         for task in list(self._tasks):
@@ -310,7 +311,7 @@ class EdgeRuntime:
                 self._socket.send(frame)
         if output.hang_up and self._socket is not None:
             socket, self._socket = self._socket, None
-            self._spawn(socket.close(), "hang-up")
+            self._spawn(self._discard(socket), "hang-up")
         if output.dial:
             self._spawn(self._dial(), "dial")
         for number, job in output.drafts:
@@ -397,6 +398,7 @@ class EdgeRuntime:
             return
         socket = FrameSocket(raw, self.config.link, seed=self._seed.randrange(2**32))
         self._socket = socket
+        self._sockets.add(socket)
         self._client.connected(time.monotonic())
         self._pump()
         await self._read(socket)
@@ -427,7 +429,11 @@ class EdgeRuntime:
             self._socket = None
             self._client.disconnected(time.monotonic(), reason)
             self._pump()
+        await self._discard(socket)
+
+    async def _discard(self, socket: FrameSocket) -> None:
         await socket.close()
+        self._sockets.discard(socket)
 
     def _url(self) -> str:
         url = self.config.url.rstrip("/")

@@ -308,6 +308,7 @@ class _Life:
             prompt=request.prompt_ids,
             vocab_size=info.vocab_size,
             end_ids=frozenset() if request.params.ignore_eos else info.eos_token_ids,
+            support=owner.target.support,
             watch_ties=not info.deterministic,
         )
         self._passes_before = owner.target.passes

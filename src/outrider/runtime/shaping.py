@@ -43,8 +43,15 @@ class ShapedPath:
         """Deliver frames for ever; cancel to stop."""
         while True:
             due, frame = await self._due.get()
-            await sleep_until(due)
-            await self._deliver(frame)
+            try:
+                await sleep_until(due)
+                await self._deliver(frame)
+            finally:
+                self._due.task_done()
+
+    async def drained(self) -> None:
+        """Return when everything handed in has been delivered."""
+        await self._due.join()
 
 
 async def sleep_until(due: float) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
+from typing import Final
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from outrider.core.link import Link
 from outrider.runtime.shaping import ShapedPath
+
+FLUSH_S: Final = 0.5
+"""How long closing waits for frames that are still queued, such as a CANCEL."""
 
 
 class FrameSocket:
@@ -39,7 +44,11 @@ class FrameSocket:
     async def _write(self) -> None:
         try:
             while True:
-                await self._raw.send(await self._out.get())
+                frame = await self._out.get()
+                try:
+                    await self._raw.send(frame)
+                finally:
+                    self._out.task_done()
         except ConnectionClosed:
             return  # the reader reports it
 
@@ -68,7 +77,10 @@ class FrameSocket:
             yield item
 
     async def close(self) -> None:
-        """Close now; safe to call twice."""
+        """Let the last frames out, for FLUSH_S at most, then close; safe to call twice."""
+        last = self._out.join() if self._up is None else self._up.drained()
+        with contextlib.suppress(TimeoutError):  # a peer that does not read is owed nothing
+            await asyncio.wait_for(last, FLUSH_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

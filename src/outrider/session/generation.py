@@ -41,9 +41,15 @@ class Step:
 
     tokens: tuple[int, ...]
     origins: tuple[Origin, ...]
-    text: str
+    pieces: tuple[str, ...]
+    """Text that each token released; a piece may be empty (half a character, a held-back stop)."""
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        """Text that may be shown now."""
+        return "".join(self.pieces)
 
 
 @dataclass(slots=True)
@@ -185,7 +191,7 @@ class Generation:
         return Step(
             tokens=tuple(tokens[:kept]),
             origins=tuple(origins[:kept]),
-            text="".join(shown),
+            pieces=tuple(shown),
             logprobs=tuple(logprobs[:kept]),
             finish=self.finish,
         )

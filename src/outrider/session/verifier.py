@@ -76,6 +76,7 @@ class Verifier:
         prompt: Sequence[int],
         vocab_size: int,
         end_ids: frozenset[int],
+        support: npt.NDArray[np.int64] | None = None,
         watch_ties: bool = False,
         tie_nats: float = NEAR_TIE_NATS,
     ) -> None:
@@ -85,7 +86,11 @@ class Verifier:
         self._watch_ties = watch_ties and rule is Rule.COUPLED
         self._tie_nats = tie_nats
         self._pipeline = SamplingPipeline(
-            params, vocab_size=vocab_size, end_ids=end_ids, watch_ties=watch_ties
+            params,
+            vocab_size=vocab_size,
+            support=support,
+            end_ids=end_ids,
+            watch_ties=watch_ties,
         )
         self.history = History(prompt)
         self._block: _Block | None = None
