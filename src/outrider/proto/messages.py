@@ -138,6 +138,9 @@ class Done(Frozen, tag="done", frozen=True, kw_only=True):
     output_tokens: Count
     digest: bytes
     """Digest of the whole committed sequence: both sides must agree (I10)."""
+    near_ties: Count = 0
+    """Committed tokens that another kernel or batch might have decided otherwise; counted by a
+    target that does not promise its bits."""
 
 
 class Code(enum.StrEnum):

@@ -352,6 +352,7 @@ class CloudSession:
             reason=finish.value,
             output_tokens=self.generation.sequence.output_length,
             digest=of_prefix(self.generation.sequence.committed),
+            near_ties=self.generation.counters.near_ties,
         )
 
     # ---------------------------------------------------------------- residual dialogue

@@ -241,6 +241,7 @@ class EdgeSession:
         digest = self._digest.of(sequence.committed)
         if self.generation.finish is None or digest != frame.digest:
             raise RemoteError(Code.DIGEST, "edge and cloud end with different ids", self.number)
+        self.generation.counters.near_ties = frame.near_ties
 
     def _old(self, start: int, now: float) -> bool:
         base = self.generation.sequence.base
