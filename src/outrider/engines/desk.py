@@ -75,11 +75,14 @@ class SlotDesk:
     def _draft(self, job: DeskJob) -> Draft | None:
         if job.own_draft < 1 or self._drafter is None:
             return None
-        session = self._drafts.get(job.key)
-        if session is None:
-            session = self._drafter.session(job.prompt_length, job.params, job.rule)
-            self._drafts[job.key] = session
-        return session.propose(job.committed, job.own_draft)
+        try:
+            session = self._drafts.get(job.key)
+            if session is None:
+                session = self._drafter.session(job.prompt_length, job.params, job.rule)
+                self._drafts[job.key] = session
+            return session.propose(job.committed, job.own_draft)
+        except EngineError:
+            return None  # a broken draft costs speed, never the answer
 
     def _block(self, job: DeskJob, drafts: tuple[int, ...], busy: set[int]) -> Block:
         slot = self._slot(job.key, busy)
@@ -116,6 +119,11 @@ class SlotDesk:
         session = self._drafts.pop(key, None)
         if session is not None:
             session.close()
+
+    def close(self) -> None:
+        """Free everything: the verifier stops."""
+        for key in {*self._slots, *self._drafts}:
+            self.release(key)
 
     @property
     def held(self) -> int:

@@ -3,11 +3,15 @@
 Everything that decides is in `session.service`; this file owns sockets, the clock and tasks.
 Deny by default (field case 36): one path speaks the protocol, one tells health, and the first
 asks for a bearer token whenever tokens are configured, before a byte of a body is read.
+
+A forward that fails is run again in halves, so one session's fault ends that session alone, and
+more sessions than the engine has slots are several forwards and no error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import http
@@ -15,7 +19,7 @@ import ipaddress
 import logging
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -28,9 +32,10 @@ from outrider.engines.base import EngineError
 from outrider.engines.desk import DeskJob, DeskResult, SlotDesk
 from outrider.engines.tokenizer import Tokenizer
 from outrider.proto.codec import MAX_FRAME_BYTES
-from outrider.proto.connection import Connection, Role, SilentPeerError
+from outrider.proto.connection import HEARTBEAT, Connection, Role, SilentPeerError
 from outrider.proto.errors import LocalError, RemoteError
-from outrider.proto.messages import PROTOCOL_VERSION, Hello, Limits
+from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits
+from outrider.runtime.discreet import discreet
 from outrider.runtime.worker import EngineThread, Timed
 from outrider.session.service import CloudService, Done, Outgoing, ServiceConfig, Work
 
@@ -44,8 +49,20 @@ MAX_UNSENT_BYTES: Final = 256 * 1024
 """Bytes queued for a reader before its sessions pause (field case 31)."""
 DROP_UNSENT_BYTES: Final = 4 * MAX_UNSENT_BYTES
 """Bytes queued for a reader before its connection is closed."""
-DRAIN_SECONDS: Final = 30.0
-"""How long running sessions may go on after a request to stop (our default)."""
+DRAIN_CHECK_S: Final = 0.02
+FINISH_S: Final = 1.0
+"""How long the last frames may take to leave."""
+
+CLOSE_NORMAL: Final = 1000
+CLOSE_PROTOCOL_ERROR: Final = 1002
+CLOSE_CODES: Final = {
+    Code.MALFORMED: 1007,
+    Code.TOO_LARGE: 1009,
+    Code.VOCABULARY: 1008,
+    Code.VERSION: 1008,
+}
+"""WebSocket close codes (RFC 6455, 7.4.1) by our own; anything else is 1002. For people who look
+at a capture: the ERROR frame before it says more."""
 
 
 class ConfigurationError(ValueError):
@@ -66,6 +83,8 @@ class CloudConfig:
     """Allow listening off loopback without tokens or TLS."""
     pace: float = 0.0
     """Seconds added to every forward, standing for a larger target."""
+    heartbeat: float = HEARTBEAT
+    """Seconds of silence before a PING; after two such pauses a link is dead."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.private_key is None):
@@ -92,7 +111,11 @@ def is_loopback(host: str) -> bool:
 def read_tokens(path: Path) -> dict[str, str]:
     """A token file to hashes: one `name:token` (or a bare token) a line, # for comments."""
     tokens: dict[str, str] = {}
-    for number, raw in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path} is not a text file") from None
+    for number, raw in enumerate(lines, start=1):
         line = raw.strip()
         if not line or line.startswith("#"):
             continue
@@ -106,7 +129,8 @@ def read_tokens(path: Path) -> dict[str, str]:
 
 
 def hash_token(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
+    # A header may hold bytes that are no text; they are nobody's token, not an error.
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class CloudServer:
@@ -140,6 +164,8 @@ class CloudServer:
         self._server: Server | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._releasing: set[asyncio.Task[None]] = set()
+        self._stop_by: float | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     # ---------------------------------------------------------------- life
 
@@ -157,8 +183,10 @@ class CloudServer:
             ping_interval=None,  # the protocol has its own heartbeat, both ways
             write_limit=MAX_UNSENT_BYTES,
             server_header=None,
+            logger=discreet("outrider.cloud.socket"),
         )
         self._loop_task = asyncio.create_task(self._run_engine(), name="outrider-engine-loop")
+        self._loop_task.add_done_callback(self._engine_loop_ended)
 
     @property
     def port(self) -> int:
@@ -167,20 +195,30 @@ class CloudServer:
         return int(next(iter(self._server.sockets)).getsockname()[1])
 
     async def stop(self, *, drain: float = 0.0) -> None:
-        """Stop: no new sessions, up to `drain` seconds for running ones, then close."""
+        """Stop: no new sessions, up to `drain` seconds for running ones, then close. Safe to call
+        twice; a second call meanwhile with less patience shortens the first."""
+        until = time.monotonic() + drain
+        self._stop_by = until if self._stop_by is None else min(self._stop_by, until)
         self.service.drain()
         for peer in self._peers.values():
             peer.connection.drain()
             peer.flush()
-        deadline = time.monotonic() + drain
-        while self.service.unfinished and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        while self.service.unfinished and time.monotonic() < self._stop_by:
+            await asyncio.sleep(DRAIN_CHECK_S)
+        await asyncio.gather(*(peer.finish() for peer in list(self._peers.values())))
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close_engine(), name="outrider-close-engine")
+        await asyncio.shield(self._closing)
+
+    async def _close_engine(self) -> None:
+        await asyncio.gather(*self._releasing, return_exceptions=True)
+        await self._engine.chore(self.desk.close)
         await asyncio.to_thread(self._engine.close)
 
     async def __aenter__(self) -> CloudServer:
@@ -199,7 +237,7 @@ class CloudServer:
             return socket.respond(http.HTTPStatus.OK, "ok\n")
         if path != PATH:
             return socket.respond(http.HTTPStatus.NOT_FOUND, "no such path\n")
-        tenant = self._tenant(request.headers.get("Authorization", ""))
+        tenant = self._tenant(request.headers.get_all("Authorization"))
         if tenant is None:
             return socket.respond(http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed\n")
         if len(self._peers) >= MAX_CONNECTIONS:
@@ -207,11 +245,12 @@ class CloudServer:
         socket.tenant = tenant  # type: ignore[attr-defined]
         return None
 
-    def _tenant(self, header: str) -> str | None:
-        """The tenant a header logs in as; None: nobody. Compared in constant time."""
+    def _tenant(self, headers: Sequence[str]) -> str | None:
+        """The tenant a request's login headers stand for; None: nobody. Compared in constant
+        time."""
         if not self.config.tokens:
             return "default"
-        scheme, _, token = header.partition(" ")
+        scheme, _, token = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
         if scheme.lower() != "bearer" or not token.strip():
             return None
         offered = hash_token(token.strip())
@@ -227,30 +266,39 @@ class CloudServer:
         self._next += 1
         number = self._next
         peer = _PeerSocket(
-            socket, Connection(Role.CLOUD, self._hello(), now=time.monotonic()), number
+            socket,
+            Connection(
+                Role.CLOUD, self._hello(), now=time.monotonic(), heartbeat=self.config.heartbeat
+            ),
+            number,
+            self._unblocked,
         )
         self._peers[number] = peer
         self.service.connected(number, socket.tenant)  # type: ignore[attr-defined]
         peer.flush()
         writer = asyncio.create_task(peer.write(), name=f"outrider-writer-{number}")
         watch = asyncio.create_task(self._watch(peer), name=f"outrider-watch-{number}")
+        code = CLOSE_NORMAL
         try:
             await self._read(peer)
         except ConnectionClosed:
             pass
         except RemoteError as error:
             log.info("connection %d ended: %s", number, error.code.value)
+            code = CLOSE_CODES.get(error.code, CLOSE_PROTOCOL_ERROR)
             peer.connection.fail(error)
             peer.flush()
             await peer.finish()
         finally:
-            writer.cancel()
-            watch.cancel()
-            await asyncio.gather(writer, watch, return_exceptions=True)
+            # Whatever happens, the tables first: they must not depend on a socket's goodwill.
             del self._peers[number]
             self.service.disconnected(number, time.monotonic())
             self._free_slots()
-            await socket.close()
+            self._wake.set()  # the loop waits anew, for the end of the sessions' grace
+            writer.cancel()
+            watch.cancel()
+            await asyncio.gather(writer, watch, return_exceptions=True)
+            await socket.close(code)
 
     async def _read(self, peer: _PeerSocket) -> None:
         async for frame in peer.socket:
@@ -322,33 +370,64 @@ class CloudServer:
         for number in touched:
             peer = self._peers[number]
             peer.flush()
-            self.service.block(number, blocked=peer.unsent > MAX_UNSENT_BYTES)
+            if peer.blocked:
+                self.service.block(number, blocked=True)
             if peer.unsent > DROP_UNSENT_BYTES:
                 log.info("connection %d dropped: it does not read", number)
                 peer.socket.transport.abort()
+
+    def _unblocked(self, number: int) -> None:
+        """A slow reader has caught up: its sessions may run again."""
+        self.service.block(number, blocked=False)
+        self._wake.set()
 
     # ---------------------------------------------------------------- the engine
 
     async def _run_engine(self) -> None:
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            await self._woken()
             self.service.tick(time.monotonic())
-            for number, peer in self._peers.items():
-                self.service.block(number, blocked=peer.unsent > MAX_UNSENT_BYTES)
+            self._free_slots()
             while work := self.service.batch():
-                self._dispatch(await self._forward(work))
+                await self._forward(work)
                 self._free_slots()
 
-    async def _forward(self, work: list[Work]) -> list[Outgoing]:
+    async def _woken(self) -> None:
+        """Wait for something to do, or until detached sessions have waited long enough."""
+        due = self.service.deadline
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if due is None else max(0.0, due - time.monotonic())):
+                await self._wake.wait()
+        self._wake.clear()
+
+    def _engine_loop_ended(self, task: asyncio.Task[None]) -> None:
+        """Without its loop a server would look alive and answer nobody: end it instead."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("the engine loop failed", exc_info=error)
+            if self._server is not None:
+                self._server.close()
+
+    async def _forward(self, work: list[Work]) -> None:
+        """Run one batch and answer it."""
         jobs = [_desk_job(item) for item in work]
         try:
             done: Timed[list[DeskResult]] = await self._engine.run(lambda: self.desk.run(jobs))
-        except EngineError as error:
-            log.warning("forward failed: %s", error)
-            return self.service.failed(work, str(error))
+        except Exception as error:  # noqa: BLE001 - whatever an engine throws, others go on
+            await self._forward_failed(work, error)
+            return
         results = [Done(key=r.key, rows=r.rows, fed=r.fed, draft=r.draft) for r in done.value]
-        return self.service.finished(results, started=done.started, now=time.monotonic())
+        self._dispatch(self.service.finished(results, started=done.started, now=done.ended))
+
+    async def _forward_failed(self, work: list[Work], error: Exception) -> None:
+        if len(work) > 1:
+            middle = len(work) // 2
+            await self._forward(work[:middle])
+            await self._forward(work[middle:])
+            return
+        known = isinstance(error, EngineError)
+        log.warning("forward failed: %s", error, exc_info=None if known else error)
+        reason = str(error) if known else f"the engine failed: {type(error).__name__}"
+        self._dispatch(self.service.failed(work, reason))
 
     def _free_slots(self) -> None:
         """Give engine slots of ended sessions back, on the engine's own thread."""
@@ -363,17 +442,27 @@ class CloudServer:
             for key in keys:
                 self.desk.release(key)
 
-        await self._engine.run(release)
+        await self._engine.chore(release)
 
 
 class _PeerSocket:
     """A connection's socket with a queue in front: nobody waits for a slow reader."""
 
-    def __init__(self, socket: ServerConnection, connection: Connection, number: int) -> None:
+    def __init__(
+        self,
+        socket: ServerConnection,
+        connection: Connection,
+        number: int,
+        unblocked: Callable[[int], None],
+    ) -> None:
+        """`unblocked`: told the number when a reader that had fallen behind has caught up."""
         self.socket = socket
         self.connection = connection
         self.number = number
         self.unsent = 0
+        self.blocked = False
+        """More is unsent than a session may add to."""
+        self._unblocked = unblocked
         self._frames: asyncio.Queue[bytes] = asyncio.Queue()
 
     def flush(self) -> None:
@@ -381,6 +470,7 @@ class _PeerSocket:
         for frame in self.connection.take():
             self.unsent += len(frame)
             self._frames.put_nowait(frame)
+        self.blocked = self.blocked or self.unsent > MAX_UNSENT_BYTES
 
     async def write(self) -> None:
         while True:
@@ -392,13 +482,14 @@ class _PeerSocket:
             finally:
                 self.unsent -= len(frame)
                 self._frames.task_done()
+            if self.blocked and self.unsent <= MAX_UNSENT_BYTES // 2:
+                self.blocked = False
+                self._unblocked(self.number)
 
     async def finish(self) -> None:
         """Let the last frames out, but not for ever."""
-        try:
-            await asyncio.wait_for(self._frames.join(), timeout=1.0)
-        except TimeoutError:
-            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._frames.join(), FINISH_S)
 
 
 def _desk_job(item: Work) -> DeskJob:

@@ -9,26 +9,29 @@ steps are handed out, and nothing to leak when the caller goes away.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
+from websockets.uri import parse_uri
 
 from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.link import Link
 from outrider.core.tokens import Origin, ParameterError, Rule, SamplingParams
-from outrider.engines.base import EngineError
 from outrider.engines.drafters import Drafter, DraftSession
 from outrider.engines.tokenizer import Tokenizer
 from outrider.proto.codec import MAX_FRAME_BYTES
+from outrider.proto.connection import HEARTBEAT
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits
+from outrider.runtime.discreet import discreet, without_secrets
 from outrider.runtime.local import MAX_DRAFT_LENGTH, GenerationResult, Timing
 from outrider.runtime.socket import FrameSocket
 from outrider.runtime.worker import EngineThread
@@ -44,7 +47,9 @@ from outrider.session.client import (
 )
 from outrider.session.edge import DraftJob
 from outrider.session.generation import Generation, Step
-from outrider.session.schedules import DEFAULT_WINDOW, MAX_WINDOW, Schedule, plan
+from outrider.session.schedules import DEFAULT_WINDOW, MAX_WINDOW, Plan, Schedule, plan
+
+log = logging.getLogger("outrider.edge")
 
 DIAL_TIMEOUT: Final = 10.0
 """Seconds for TCP, TLS and the WebSocket handshake together."""
@@ -69,7 +74,7 @@ class EdgeConfig:
 
     url: str
     """ws://host:port or wss://host:port; the protocol's path is added when there is none."""
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     """Bearer token; never logged."""
     ca_file: str | None = None
     """Trust this certificate authority instead of the system's."""
@@ -78,7 +83,16 @@ class EdgeConfig:
     link_seed: int = 0
     give_up: float = GIVE_UP_AFTER
     """Seconds without a working link before an answer fails."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    heartbeat: float = HEARTBEAT
+    """Seconds of silence before a PING; after two such pauses a link is dead."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            parse_uri(self.url)
+        except (InvalidURI, ValueError):
+            seen = without_secrets(self.url)
+            raise ParameterError("cloud", f"takes ws://HOST:PORT or wss://, got {seen!r}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +194,8 @@ class EdgeRuntime:
         context_length: int = 1_000_000,
         draft_pace: float = 0.0,
     ) -> None:
-        """`context_length`: most ids of a request; the cloud's own limit holds as well."""
+        """`context_length`: most ids of a request; the cloud's own limit holds as well. Raises
+        OSError when `ca_file` cannot be read."""
         self.config = config
         self.tokenizer = tokenizer
         self.drafter = drafter
@@ -198,7 +213,12 @@ class EdgeRuntime:
             uid=lambda: secrets.token_bytes(16),
             jitter=lambda: 0.5 + 0.5 * jitter.random(),
             give_up=config.give_up,
+            heartbeat=config.heartbeat,
         )
+        self._tls = _tls(config)
+        self._closed = False
+        self._open_drafts: set[DraftSession] = set()
+        """Every draft session that holds a slot."""
         self._running: dict[int, _Running] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -214,19 +234,26 @@ class EdgeRuntime:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel everything and free both sides."""
+        """Cancel everything and free both sides; answers still running fail. Safe to call twice."""
+        if self._closed:
+            return
         self._client.close()
         self._pump()
+        self._closed = True
+        over = Failed(session=0, code=Code.UNREACHABLE, message="this edge was closed")
+        for running in self._running.values():
+            running.steps.put_nowait(over)
+        self._running.clear()
         await asyncio.gather(*(socket.close() for socket in list(self._sockets)))
         if self._timer is not None:
             self._timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for running in self._running.values():
-            if running.drafts is not None:
-                running.drafts.close()
         await asyncio.to_thread(self._engine.close)
+        for drafts in self._open_drafts:  # the engine's thread is gone: nobody else uses them
+            drafts.close()
+        self._open_drafts.clear()
 
     def _hello(self) -> Hello:
         tokenizer = self.tokenizer
@@ -251,6 +278,20 @@ class EdgeRuntime:
 
     async def stream(self, request: EdgeRequest) -> EdgeStream:
         """Start an answer; iterate the stream for steps, then read its `result`."""
+        schedule = plan(request.schedule, draft_length=request.draft_length, window=request.window)
+        drafts = await self._open_draft(request) if schedule.window.window else None
+        try:
+            return self._start(request, schedule, drafts)
+        except BaseException:
+            self._let_go(drafts)
+            raise
+
+    def _start(
+        self, request: EdgeRequest, schedule: Plan, drafts: DraftSession | None
+    ) -> EdgeStream:
+        """Register a session on all tables at once, or on none (field case 32)."""
+        if self._closed:
+            raise CloudError(Code.UNREACHABLE, "this edge was closed")
         generation = Generation(
             request.prompt_ids,
             request.params,
@@ -258,7 +299,6 @@ class EdgeRuntime:
             eos=self.tokenizer.eos_token_ids,
             text=self.tokenizer.text_stream(),
         )
-        schedule = plan(request.schedule, draft_length=request.draft_length, window=request.window)
         now = time.monotonic()
         try:
             number = self._client.start(generation, schedule, rule=request.rule, now=now)
@@ -266,16 +306,45 @@ class EdgeRuntime:
             raise CloudError(error.code, error.message) from None
         except LocalError as error:
             raise CloudError(Code.BUSY, str(error)) from None
-        running = _Running(request=request, steps=asyncio.Queue())
-        if self.drafter is not None and schedule.window.window > 0:
-            drafter, prompt = self.drafter, len(request.prompt_ids)
-            made = await self._engine.run(
-                lambda: drafter.session(prompt, request.params, request.rule)
-            )
-            running.drafts = made.value
+        running = _Running(request=request, steps=asyncio.Queue(), drafts=drafts)
         self._running[number] = running
+        stream = EdgeStream(self, number, running, generation)
         self._pump()
-        return EdgeStream(self, number, running, generation)
+        return stream
+
+    async def _open_draft(self, request: EdgeRequest) -> DraftSession | None:
+        """A draft session, or None where there is no draft engine or it has no room."""
+        drafter = self.drafter
+        if drafter is None or self._closed:
+            return None
+
+        def make() -> DraftSession:
+            session = drafter.session(len(request.prompt_ids), request.params, request.rule)
+            self._open_drafts.add(session)
+            made.append(session)
+            return session
+
+        made: list[DraftSession] = []
+        try:
+            return await self._engine.chore(make)
+        except asyncio.CancelledError:
+            if not self._closed:  # the call may be running: what it makes is freed behind it
+                self._spawn(self._engine.chore(lambda: self._close_all(made)), "close-drafts")
+            raise
+        except Exception as error:  # noqa: BLE001 - a broken draft costs speed, never the answer
+            log.warning("no draft for this answer: %s", _reason(error))
+            return None
+
+    def _close_all(self, drafts: Sequence[DraftSession]) -> None:
+        """On the engine's thread: free slots."""
+        for session in drafts:
+            session.close()
+            self._open_drafts.discard(session)
+
+    def _let_go(self, drafts: DraftSession | None) -> None:
+        """Free a draft session, behind whatever the engine does with it now."""
+        if drafts is not None and not self._closed:
+            self._spawn(self._engine.chore(lambda: self._close_all([drafts])), "close-drafts")
 
     def _context_of_peer(self) -> int:
         return min(self._context, self.peer.context_length) if self.peer else self._context
@@ -290,14 +359,11 @@ class EdgeRuntime:
     def _end(self, number: int) -> None:
         """Free what a session holds here; safe to call twice."""
         running = self._running.pop(number, None)
+        if running is None:
+            return
         self._client.cancel(number)
-        if running is not None and running.drafts is not None:
-            drafts = running.drafts
-            self._spawn(self._close_drafts(drafts), "close-drafts")
+        self._let_go(running.drafts)
         self._pump()
-
-    async def _close_drafts(self, drafts: DraftSession) -> None:
-        await self._engine.run(drafts.close)
 
     # ---------------------------------------------------------------- the pump
 
@@ -363,8 +429,9 @@ class EdgeRuntime:
                 done = await self._engine.run(lambda: drafts.propose(job.context, job.count))
                 draft = done.value
                 self.draft_seconds += done.ended - done.started
-            except EngineError:
-                draft = NO_DRAFT  # a broken draft costs speed, never the answer
+            except Exception as error:  # noqa: BLE001 - a broken draft costs speed, no answer
+                log.warning("drafting failed: %s", _reason(error))
+                draft = NO_DRAFT
         self._client.drafted(number, draft, time.monotonic())
         self._pump()
 
@@ -384,15 +451,21 @@ class EdgeRuntime:
                 open_timeout=DIAL_TIMEOUT,
                 close_timeout=1.0,
                 ping_interval=None,
-                ssl=self._tls() if url.startswith("wss:") else None,
+                ssl=self._tls,
                 user_agent_header=None,
                 proxy=None,
+                logger=discreet("outrider.edge.socket"),
             )
         except InvalidStatus as error:
             self._refused(error.response.status_code)
             return
-        except (OSError, TimeoutError, WebSocketException) as error:
-            reason = f"cannot reach {self.config.url}: {_reason(error)}"
+        except ssl.SSLCertVerificationError as error:
+            why = f"the certificate of {self._shown} is not trusted: {error.verify_message}"
+            self._client.refused(Code.UNREACHABLE, why)
+            self._pump()
+            return
+        except (OSError, TimeoutError, WebSocketException, UnicodeError) as error:
+            reason = f"cannot reach {self._shown}: {_reason(error)}"
             self._client.disconnected(time.monotonic(), reason)
             self._pump()
             return
@@ -440,8 +513,10 @@ class EdgeRuntime:
         _, _, rest = url.partition("://")
         return url if "/" in rest else f"{url}/v1/outrider"
 
-    def _tls(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=self.config.ca_file)
+    @property
+    def _shown(self) -> str:
+        """The cloud's address as messages may show it."""
+        return without_secrets(self.config.url)
 
 
 class EdgeStream:
@@ -544,6 +619,15 @@ class EdgeStream:
             draft_s=self._runtime.draft_seconds - self._draft_s,
             target_s=0.0,
         )
+
+
+def _tls(config: EdgeConfig) -> ssl.SSLContext | None:
+    if not config.url.startswith("wss:"):
+        return None
+    try:
+        return ssl.create_default_context(cafile=config.ca_file)
+    except OSError as error:  # ssl.SSLError included, whose text names no file
+        raise OSError(f"cannot use the certificates of {config.ca_file}: {error}") from None
 
 
 def _reason(error: BaseException) -> str:

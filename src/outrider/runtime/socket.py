@@ -9,6 +9,7 @@ from typing import Final
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
+from websockets.protocol import State
 
 from outrider.core.link import Link
 from outrider.runtime.shaping import ShapedPath
@@ -64,6 +65,8 @@ class FrameSocket:
                     self._in.put_nowait(data)
         except ConnectionClosed as error:
             end = error
+        if self._down is not None:
+            await self._down.drained()  # what was sent before the end arrives before it
         self._in.put_nowait(end)
 
     async def frames(self) -> AsyncIterator[bytes]:
@@ -78,10 +81,12 @@ class FrameSocket:
 
     async def close(self) -> None:
         """Let the last frames out, for FLUSH_S at most, then close; safe to call twice."""
-        last = self._out.join() if self._up is None else self._up.drained()
-        with contextlib.suppress(TimeoutError):  # a peer that does not read is owed nothing
-            await asyncio.wait_for(last, FLUSH_S)
+        if self._raw.state is State.OPEN:
+            last = self._out.join() if self._up is None else self._up.drained()
+            with contextlib.suppress(TimeoutError):  # a peer that does not read is owed nothing
+                await asyncio.wait_for(last, FLUSH_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._in.put_nowait(None)  # whoever iterates is released
         await self._raw.close()

@@ -25,15 +25,19 @@ class EngineThread:
     """Runs calls one after the other on one thread of its own."""
 
     def __init__(self, name: str, *, pace: float = 0.0) -> None:
-        """`pace`: seconds added to every call, standing for a slower engine. Always stated."""
+        """`pace`: seconds added to every `run`, standing for a slower engine. Always stated."""
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self.pace = pace
 
     async def run(self, call: Callable[[], T]) -> Timed[T]:
-        """Await `call()` on the thread. A cancelled wait does not stop a running call; the next
-        call simply queues behind it."""
+        """Await `call()`, a forward, on the thread. A cancelled wait does not stop a running
+        call; the next call simply queues behind it."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._timed, call)
+
+    async def chore(self, call: Callable[[], T]) -> T:
+        """Await `call()`, which is no forward (opening and freeing slots): it is not paced."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def _timed(self, call: Callable[[], T]) -> Timed[T]:
         started = time.monotonic()
