@@ -13,27 +13,18 @@ import json
 import os
 import platform
 import statistics
-import time
 
-from outrider.engines.base import Block, LanguageModel
+from outrider.engines.base import LanguageModel
 from outrider.engines.load import load_draft_model, load_target
+from outrider.engines.measure import row_seconds
 
 ROWS = (1, 2, 4, 8, 16)
 
 
 def cost(model: LanguageModel, context: int, rows: int, repeat: int) -> tuple[float, float]:
     """Median and minimum milliseconds of a forward over `rows` rows behind `context` ids."""
-    slot = model.open()
-    ids = tuple(1000 + (i * 7919) % 9000 for i in range(context + rows))
-    model.forward([Block(slot=slot, start=0, tokens=ids[:context], rows=0)])
-    spent = []
-    for _ in range(repeat + 2):
-        began = time.perf_counter()
-        model.forward([Block(slot=slot, start=context, tokens=ids[context:], rows=rows)])
-        spent.append((time.perf_counter() - began) * 1e3)
-        model.truncate(slot, context)
-    model.close(slot)
-    return statistics.median(spent[2:]), min(spent[2:])
+    spent = [1e3 * s for s in row_seconds(model, rows, context=context, repeats=repeat + 2)[2:]]
+    return statistics.median(spent), min(spent)
 
 
 def main() -> None:

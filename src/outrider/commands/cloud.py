@@ -97,6 +97,7 @@ def cloud(
     """
     from outrider.engines.desk import SlotDesk
     from outrider.engines.load import load_drafter, load_target
+    from outrider.engines.measure import row_costs
     from outrider.runtime.cloud import CloudConfig, ConfigurationError, read_tokens
 
     host, port = _address(listen)
@@ -121,14 +122,19 @@ def cloud(
             threads=threads,
         )
         drafter = load_drafter(draft, loaded, device=device, threads=threads)
+        costs = row_costs(loaded.model, added=config.pace)
     desk = SlotDesk(loaded.model, drafter)
-    asyncio.run(_serve(desk, loaded.tokenizer, config, drain))
+    asyncio.run(_serve(desk, loaded.tokenizer, config, drain, costs))
 
 
-async def _serve(desk: Any, tokenizer: Any, config: Any, drain: float) -> None:
+async def _serve(
+    desk: Any, tokenizer: Any, config: Any, drain: float, costs: list[tuple[int, float]]
+) -> None:
+    from outrider.control.costs import RowCosts
     from outrider.runtime.cloud import CloudServer
 
     server = CloudServer(desk, tokenizer, config)
+    server.service.costs = RowCosts(costs)
     stop = asyncio.Event()
     patience = drain
 
@@ -146,7 +152,9 @@ async def _serve(desk: Any, tokenizer: Any, config: Any, drain: float) -> None:
     sys.stdout.flush()
     console.messages().print(
         f"{desk.model.info.name} ({desk.model.info.dtype}, {desk.model.info.device})"
-        + (f", each forward {config.pace * 1e3:.0f} ms slower on purpose" if config.pace else ""),
+        + (f", each forward {config.pace * 1e3:.0f} ms slower on purpose" if config.pace else "")
+        + "; ms a forward by rows: "
+        + ", ".join(f"{rows}: {seconds * 1e3:.0f}" for rows, seconds in costs),
         style="dim",
         markup=False,
     )

@@ -1,0 +1,55 @@
+"""What a forward costs by its number of rows, measured on the engine itself.
+
+The row-cost curve decides how many guesses are worth judging (control.costs), so a verifier
+measures it before it serves: learnt only on the way, the first answers would pay for the lesson.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from outrider.engines.base import Block, LanguageModel
+
+ROWS: Final = (1, 2, 4, 8, 16)
+CONTEXT: Final = 128
+"""Tokens behind which the rows stand: a short conversation."""
+REPEATS: Final = 3
+_STRIDE: Final = 7919
+"""Spreads made-up ids over the vocabulary; what they say does not matter to the time."""
+
+
+def row_seconds(
+    model: LanguageModel,
+    rows: int,
+    *,
+    context: int = CONTEXT,
+    repeats: int = REPEATS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Seconds of `repeats` forwards over `rows` rows behind `context` ids, one slot."""
+    vocab = model.info.vocab_size
+    ids = tuple(i * _STRIDE % vocab for i in range(context + rows))
+    slot = model.open()
+    spent = []
+    try:
+        model.forward([Block(slot=slot, start=0, tokens=ids[:context], rows=0)])
+        for _ in range(repeats):
+            began = clock()
+            model.forward([Block(slot=slot, start=context, tokens=ids[context:], rows=rows)])
+            spent.append(clock() - began)
+            model.truncate(slot, context)
+    finally:
+        model.close(slot)
+    return spent
+
+
+def row_costs(
+    model: LanguageModel, rows: Sequence[int] = ROWS, *, added: float = 0.0
+) -> list[tuple[int, float]]:
+    """(rows, median seconds + `added`) for each row count that fits the model's window."""
+    context = min(CONTEXT, max(1, model.info.context_length - max(rows)))
+    fitting = [n for n in rows if context + n <= model.info.context_length]
+    return [(n, statistics.median(row_seconds(model, n, context=context)) + added) for n in fitting]
