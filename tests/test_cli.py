@@ -307,7 +307,7 @@ def test_bare_outrider_teaches(outrider: Out):
 
 
 def test_demo_json(toy: None, outrider: Out):
-    code, out, err = outrider("demo", "--json", "--prompts", "2", "--max-tokens", "20")
+    code, out, err = outrider("demo", "--local", "--json", "--prompts", "2", "--max-tokens", "20")
     assert (code, err) == (0, "")
     facts = json.loads(out)
     assert facts["identical_answers"] == facts["prompts"] == 2
@@ -319,7 +319,7 @@ def test_demo_json(toy: None, outrider: Out):
 
 
 def test_demo_shows_an_answer_and_a_table(toy: None, outrider: Out):
-    code, out, err = outrider("demo", "--prompts", "1", "--max-tokens", "20")
+    code, out, err = outrider("demo", "--local", "--prompts", "1", "--max-tokens", "20")
     assert code == 0
     assert out.startswith("> Write a Python function")
     assert "Same ids as the target alone: 1 of 1 answers." in out
