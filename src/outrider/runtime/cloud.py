@@ -218,6 +218,7 @@ class CloudServer:
 
     async def _close_engine(self) -> None:
         await asyncio.gather(*self._releasing, return_exceptions=True)
+        self.service.stop()
         await self._engine.chore(self.desk.close)
         await asyncio.to_thread(self._engine.close)
 

@@ -181,6 +181,12 @@ class CloudService:
         """Refuse new sessions; running ones go on."""
         self._draining = True
 
+    def stop(self) -> None:
+        """Forget every session: the verifier goes. Edges open anew elsewhere (I4)."""
+        self._draining = True
+        for entry in list(self._entries.values()):
+            self._free(entry)
+
     # ---------------------------------------------------------------- messages
 
     def receive(self, connection: int, message: Message, now: float) -> list[Outgoing]:
