@@ -16,10 +16,10 @@ import os
 import sys
 
 from outrider.bench.live import Settings, standard_arms
+from outrider.bench.prompts import PROMPTS
 from outrider.bench.schedules import Arm, compare
 from outrider.core.link import parse_link
 from outrider.core.tokens import SamplingParams
-from outrider.demo import PROMPTS
 from outrider.engines.load import load_drafter, load_vocabulary
 from outrider.runtime.edge import EdgeConfig, EdgeRuntime
 from outrider.runtime.local import LocalGenerator

@@ -311,11 +311,12 @@ def test_demo_json(toy: None, outrider: Out):
     assert (code, err) == (0, "")
     facts = json.loads(out)
     assert facts["identical_answers"] == facts["prompts"] == 2
-    plain, speculative, free = facts["arms"]
-    assert plain["target_calls_per_token"] == free["target_calls_per_token"] == 1.0
+    plain, speculative, free = facts["rows"]
+    assert plain["forwards_per_token"] == free["forwards_per_token"] == 1.0
     assert plain["acceptance"] is None
-    assert speculative["target_calls_per_token"] < 1.0
-    assert speculative["accepted"] / speculative["drafted"] == speculative["acceptance"]
+    assert speculative["forwards_per_token"] < 1.0
+    assert 0.0 < speculative["acceptance"] <= 1.0
+    assert speculative["identical_to_cloud_only"] == 2
 
 
 def test_demo_shows_an_answer_and_a_table(toy: None, outrider: Out):

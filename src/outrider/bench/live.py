@@ -1,4 +1,4 @@
-"""Arms of `bench.schedules` on a live link: an edge runtime, and the draft model by itself."""
+"""Arms of `bench.schedules` for real: over a link, and in this process."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def over_the_link(
     return answer
 
 
-def by_itself(generator: LocalGenerator) -> Answer:
-    """Answers of the draft model alone: another text, no network, no target."""
+def in_process(generator: LocalGenerator, draft_length: int = 0) -> Answer:
+    """Answers in this process: a model alone, or with its drafter."""
 
     async def answer(prompt: tuple[int, ...], params: SamplingParams) -> Sample:
-        request = GenerationRequest(prompt_ids=prompt, params=params, draft_length=0)
+        request = GenerationRequest(prompt_ids=prompt, params=params, draft_length=draft_length)
         result = await asyncio.to_thread(generator.generate, request)
-        return sample(result, forwards=0)
+        return sample(result, forwards=result.counters.rounds)
 
     return answer
 
@@ -112,6 +112,8 @@ def standard_arms(
         arms.append(arm("colocated", Schedule.COLOCATED))
     if alone is not None:
         arms.append(
-            Arm(name="edge-only", schedule=Schedule.EDGE_ONLY, answer=by_itself(alone), exact=False)
+            Arm(
+                name="edge-only", schedule=Schedule.EDGE_ONLY, answer=in_process(alone), exact=False
+            )
         )
     return arms

@@ -1,4 +1,4 @@
-"""Schedules side by side on one live link: the rows of `outrider demo` and of the bench.
+"""Ways to decode, side by side: the rows of `outrider demo` and of the bench.
 
 Honest by construction (field cases 38, 39): every arm warms up before it counts, arms take turns
 prompt by prompt and seed by seed so that a busy machine disturbs all alike, times are medians
@@ -47,7 +47,8 @@ class Arm:
     """One way to decode, and its answers so far."""
 
     name: str
-    schedule: Schedule
+    schedule: Schedule | None
+    """None: in one process, without a link."""
     answer: Answer
     exact: bool = True
     """Coupled rule on the target's own law: the ids must equal cloud-only's."""
@@ -99,7 +100,7 @@ class Arm:
     def as_dict(self, baseline: Arm) -> dict[str, object]:
         return {
             "name": self.name,
-            "schedule": self.schedule.value,
+            "schedule": self.schedule and self.schedule.value,
             "answers": len(self.samples),
             "tokens": self.tokens,
             "ms_per_token": self.ms_per_token,

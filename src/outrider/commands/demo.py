@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
+from outrider.bench.live import in_process
+from outrider.bench.prompts import PROMPTS
+from outrider.bench.schedules import Arm
 from outrider.commands import console, models, netdemo
 from outrider.commands.errors import CommandError
 from outrider.commands.generate import show
@@ -24,7 +27,7 @@ from outrider.commands.options import (
     Window,
 )
 from outrider.core.tokens import ParameterError, Rule, SamplingParams
-from outrider.demo import PROMPTS, Arm, compare
+from outrider.runtime.local import LocalGenerator
 from outrider.session.schedules import DEFAULT_WINDOW
 
 
@@ -111,11 +114,7 @@ def demo(
     ids = [pair.encode(text, raw=False, system=None) for text in PROMPTS[:prompts]]
     if not as_json:
         _stream_one(pair, ids[0], params, draft_length)
-    screen = console.messages()
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        task = progress.add_task("measuring", total=len(arms) * len(ids))
-        for done in compare(arms, ids, params):
-            progress.update(task, completed=done)
+    asyncio.run(netdemo.measure(arms, ids, params, 1, quiet=as_json))
     if as_json:
         console.print_json(_facts(arms, pair, len(ids)))
     else:
@@ -132,10 +131,14 @@ def _arms(
     drafter = pair.generator.drafter
     if drafter is None:
         raise ParameterError("draft", "must name a draft")
+
+    def arm(name: str, generator: LocalGenerator, length: int, *, exact: bool) -> Arm:
+        return Arm(name=name, schedule=None, answer=in_process(generator, length), exact=exact)
+
     return [
-        Arm("target alone", pair.generator, 0),
-        Arm(f"with {drafter.name}, K={draft_length}", pair.generator, draft_length),
-        Arm("target alone, free shapes", free.generator, 0),
+        arm("target alone", pair.generator, 0, exact=True),
+        arm(f"with {drafter.name}, K={draft_length}", pair.generator, draft_length, exact=True),
+        arm("target alone, free shapes", free.generator, 0, exact=False),
     ], pair
 
 
@@ -159,9 +162,9 @@ def _report(arms: list[Arm], pair: models.Pair, prompts: int) -> None:
     for arm in arms:
         table.add_row(
             escape(arm.name),
-            _number(arm.calls_per_token, "{:.2f}"),
-            _number(arm.acceptance, "{:.0%}"),
-            _number(arm.seconds_per_token, "{:.1f}", 1e3),
+            f"{arm.forwards_per_token:.2f}",
+            "-" if arm.acceptance is None else f"{arm.acceptance:.0%}",
+            f"{arm.ms_per_token:.1f}",
         )
     out = console.facts()
     out.print()
@@ -170,34 +173,23 @@ def _report(arms: list[Arm], pair: models.Pair, prompts: int) -> None:
         out.print(line)
 
 
-def _number(value: float | None, form: str, scale: float = 1.0) -> str:
-    return "-" if value is None else form.format(value * scale)
-
-
 def _verdict(arms: list[Arm], prompts: int) -> list[str]:
     """What the table means, in words, also where it speaks against speculation."""
     plain, speculative, free = arms
-    lines = [
-        f"Same ids as the target alone: {speculative.same_answers(plain)} of {prompts} answers."
-    ]
-    best = min(plain.seconds_per_token or 0.0, free.seconds_per_token or 0.0)
-    if best and speculative.seconds_per_token:
-        factor = best / speculative.seconds_per_token
-        if factor >= 1.0:
-            lines.append(
-                f"Speculation is {factor:.2f}x as fast as the fastest plain decoding here."
-            )
-        else:
-            lines.append(
-                f"Speculation does not pay on this machine: {1 / factor:.2f}x the time of the "
-                "fastest plain arm."
-            )
-    if speculative.calls_per_token:
-        saved = 1 - speculative.calls_per_token
+    lines = [f"Same ids as the target alone: {speculative.same(plain)} of {prompts} answers."]
+    factor = min(plain.ms_per_token, free.ms_per_token) / speculative.ms_per_token
+    if factor >= 1.0:
+        lines.append(f"Speculation is {factor:.2f}x as fast as the fastest plain decoding here.")
+    else:
         lines.append(
-            f"It saves {saved:.0%} of the calls to the target. With the target behind a network "
-            "each call is a round trip: outrider demo without --local shows that."
+            f"Speculation does not pay on this machine: {1 / factor:.2f}x the time of the "
+            "fastest plain arm."
         )
+    lines.append(
+        f"It saves {1 - speculative.forwards_per_token:.0%} of the calls to the target. With the "
+        "target behind a network each call is a round trip: outrider demo without --local shows "
+        "that."
+    )
     return lines
 
 
@@ -209,6 +201,6 @@ def _facts(arms: list[Arm], pair: models.Pair, prompts: int) -> dict[str, Any]:
         "dtype": info.dtype,
         "device": info.device,
         "prompts": prompts,
-        "identical_answers": speculative.same_answers(plain),
-        "arms": [arm.as_dict() for arm in arms],
+        "identical_answers": speculative.same(plain),
+        "rows": [arm.as_dict(plain) for arm in arms],
     }

@@ -12,10 +12,10 @@ from rich.progress import Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from outrider.bench.prompts import PROMPTS
 from outrider.bench.schedules import Arm, compare
 from outrider.commands import console, models
 from outrider.core.tokens import Origin, SamplingParams
-from outrider.demo import PROMPTS
 
 COLOURS: Final = {
     Origin.DRAFT: "green",
@@ -93,7 +93,7 @@ async def _run(demo: NetDemo, *, as_json: bool) -> None:
             if not as_json:
                 await _show(runtime, prompts[0], params, settings)
             arms = standard_arms(runtime, settings, alone=alone)
-            await _measure(arms, prompts, params, demo.seeds, quiet=as_json)
+            await measure(arms, prompts, params, demo.seeds, quiet=as_json)
     finally:
         await cloud.stop()
     if as_json:
@@ -127,7 +127,7 @@ async def _show(runtime: Any, prompt: tuple[int, ...], params: SamplingParams, h
     out.print(legend)
 
 
-async def _measure(
+async def measure(
     arms: list[Arm],
     prompts: list[tuple[int, ...]],
     params: SamplingParams,
@@ -135,6 +135,7 @@ async def _measure(
     *,
     quiet: bool,
 ) -> None:
+    """Run all arms, with a progress bar on stderr unless `quiet`."""
     with Progress(
         *Progress.get_default_columns()[:-1],
         TimeRemainingColumn(),
