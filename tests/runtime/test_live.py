@@ -336,9 +336,7 @@ def test_an_engine_error_ends_its_session_alone():
         async with pair(model=model) as both:
             params = SamplingParams(seed=4, max_tokens=60, ignore_eos=True)
             texts = ("a", "!", "b", "?")
-            asked = [
-                ask(params, Schedule.CLOUD_ONLY, prompt=(*PROMPT, ord(end))) for end in texts
-            ]
+            asked = [ask(params, Schedule.CLOUD_ONLY, prompt=(*PROMPT, ord(end))) for end in texts]
             good, bad, other, bug = await asyncio.gather(
                 *(both.ask(request) for request in asked), return_exceptions=True
             )
@@ -404,7 +402,9 @@ def test_a_broken_draft_in_the_cloud_costs_speed_only(at: int):
         async with CloudServer(desk, TOKENIZER, CloudConfig(port=0)) as verifier:
             async with edge(verifier.port) as runtime:
                 params = SamplingParams(seed=4, max_tokens=24)
-                same(await hear(await runtime.stream(ask(params, Schedule.COLOCATED))), alone(params))
+                same(
+                    await hear(await runtime.stream(ask(params, Schedule.COLOCATED))), alone(params)
+                )
 
     run(work())
 

@@ -139,6 +139,9 @@ class CloudSession:
         self._job_q: tuple[float, ...] = ()
         self._job_epoch = -1
         self._open: _Dialogue | None = None
+        # Log-probabilities told so far, for an edge that missed some: from `_told_from` on.
+        self._told: list[TokenLogprob] = []
+        self._told_from = generation.sequence.base
 
     # ---------------------------------------------------------------- draft frames
 
@@ -301,6 +304,7 @@ class CloudSession:
         self._settle(step.tokens)
         messages: list[Message] = []
         if step.logprobs:
+            self._told.extend(step.logprobs)
             messages.append(_logprobs(self.number, start, step.logprobs))
         if verdict.drafted and not own_draft:
             messages.append(
@@ -425,12 +429,14 @@ class CloudSession:
             raise RemoteError(
                 Code.DIGEST, "the prefixes differ: open the session anew", self.number
             )
-        missing = committed[base:]
-        parts = [missing[i : i + MAX_REPLAY] for i in range(0, len(missing), MAX_REPLAY)]
-        messages: list[Message] = [
-            Tokens(session=self.number, start=base + i * MAX_REPLAY, tokens=part)
-            for i, part in enumerate(parts)
-        ]
+        messages: list[Message] = []
+        for start in range(base, len(committed), MAX_REPLAY):
+            end = min(start + MAX_REPLAY, len(committed))
+            told = self._told[max(0, start - self._told_from) : max(0, end - self._told_from)]
+            if told:
+                first = max(start, self._told_from)
+                messages.append(_logprobs(self.number, first, told))
+            messages.append(Tokens(session=self.number, start=start, tokens=committed[start:end]))
         if self._open is not None:
             self._open.round = 0
             messages.append(self._proposals(self._open))
@@ -446,6 +452,7 @@ class CloudSession:
             self.generation.commit(committed, [Origin.TARGET] * len(committed))
             for token in self.generation.sequence.output:
                 self._verifier.history.push(token)
+            self._told_from = self.generation.sequence.base
             self._asked = self.generation.sequence.base
 
     @property
