@@ -55,6 +55,8 @@ PREFILL_ROWS: Final = 256
 """Most rows of one pass: bounds the activations and the mask of a long prompt."""
 INT8_ROWS: Final = 8
 """Up to so many rows the int8 operator is the faster one; beyond, weights are widened first."""
+INT8_WIDTH: Final = 16
+"""The int8 operator wants a multiple of it as width."""
 COMPUTE: Final = ("auto", "int8", "bfloat16", "float32")
 
 
@@ -65,6 +67,8 @@ class Linear:
         """`weight` float32 [outputs, inputs]; `dtype`: of the activations."""
         self._dtype = dtype
         self._scale: Tensor | None = None
+        # torch's kernel reads whole vectors: other widths give it junk behind each row (NaN).
+        self._operator = weight.shape[1] % INT8_WIDTH == 0
         if int8:
             scale = (weight.abs().amax(1) / 127).clamp_min(1e-12)
             self._weight = (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
@@ -75,7 +79,7 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         if self._scale is None:
             return linear(x, self._weight)
-        if len(x) <= INT8_ROWS:
+        if self._operator and len(x) <= INT8_ROWS:
             return torch._weight_int8pack_mm(x, self._weight, self._scale)
         return linear(x, self._weight.to(self._dtype)) * self._scale
 

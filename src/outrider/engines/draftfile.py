@@ -52,6 +52,9 @@ class LayerPlan:
     """Factor on the target's `out` and `down`, which write to the residual stream. Layers put
     behind an already trained draft start with a small one, so that they first change little."""
 
+    changed: tuple[str, ...] = MATRICES
+    """The matrices that have a difference; the others are the target's."""
+
     def factor(self, name: str) -> float:
         """Factor on the target's matrix `name`."""
         return self.residual if name in RESIDUAL else 1.0
@@ -249,7 +252,7 @@ def _read_layer(
         for name in geometry.vectors
     }
     matrices: dict[str, QuantizedMatrix] = {}
-    for name in MATRICES:
+    for name in plan.changed:
         rows, columns = geometry.shape(name)
         size = (rows * columns * plan.bits + 7) // 8
         prefix = f"layers.{index}.{name}"
@@ -294,7 +297,10 @@ def _header(path: Path, metadata: Mapping[str, str] | None) -> DraftHeader:
         body = json.loads(metadata["draft"])
         shape = body.pop("geometry")
         geometry = Geometry(**{**shape, "rope": tuple(shape["rope"])})
-        plans = tuple(LayerPlan(**plan) for plan in body.pop("layers"))
+        plans = tuple(
+            LayerPlan(**{**plan, "changed": tuple(plan.get("changed", MATRICES))})
+            for plan in body.pop("layers")
+        )
         levels = {int(k): tuple(v) for k, v in body.pop("levels").items()}
         header = DraftHeader(geometry=geometry, layers=plans, levels=levels, **body)
         problems = list(_problems(header))
@@ -317,5 +323,7 @@ def _problems(header: DraftHeader) -> Iterator[str]:
     for plan in header.layers:
         if not 0 <= plan.source < geometry.layers:
             yield f"the target has no layer {plan.source}"
+        if not set(plan.changed) <= set(MATRICES):
+            yield f"unknown matrices {plan.changed}"
         if plan.bits and len(header.levels.get(plan.bits, ())) != 2**plan.bits:
             yield f"no table of {plan.bits}-bit levels"
