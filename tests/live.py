@@ -164,6 +164,10 @@ class Pair:
         """Wait until both sides hold nothing."""
         await until(lambda: not any(self.held))
 
+    async def idle_cloud(self) -> None:
+        """Wait until the cloud holds no session; `pair` looks at the rest."""
+        await until(lambda: not self.cloud.service.sessions)
+
     @property
     def held(self) -> tuple[int, ...]:
         """Sessions, desk slots and cache slots in the cloud; sessions and slots at the edge."""

@@ -399,12 +399,12 @@ def test_a_broken_draft_in_the_cloud_costs_speed_only(at: int):
     async def work() -> None:
         own = Broken(EngineError("no memory"), at=at)
         desk = SlotDesk(toy(TARGET), own)
-        async with CloudServer(desk, TOKENIZER, CloudConfig(port=0)) as verifier:
-            async with edge(verifier.port) as runtime:
-                params = SamplingParams(seed=4, max_tokens=24)
-                same(
-                    await hear(await runtime.stream(ask(params, Schedule.COLOCATED))), alone(params)
-                )
+        async with (
+            CloudServer(desk, TOKENIZER, CloudConfig(port=0)) as verifier,
+            edge(verifier.port) as runtime,
+        ):
+            params = SamplingParams(seed=4, max_tokens=24)
+            same(await hear(await runtime.stream(ask(params, Schedule.COLOCATED))), alone(params))
 
     run(work())
 

@@ -373,9 +373,6 @@ class CloudServer:
             peer.flush()
             if peer.blocked:
                 self.service.block(number, blocked=True)
-            if peer.unsent > DROP_UNSENT_BYTES:
-                log.info("connection %d dropped: it does not read", number)
-                peer.socket.transport.abort()
 
     def _unblocked(self, number: int) -> None:
         """A slow reader has caught up: its sessions may run again."""
@@ -472,6 +469,9 @@ class _PeerSocket:
             self.unsent += len(frame)
             self._frames.put_nowait(frame)
         self.blocked = self.blocked or self.unsent > MAX_UNSENT_BYTES
+        if self.unsent > DROP_UNSENT_BYTES:
+            log.info("connection %d dropped: it does not read", self.number)
+            self.socket.transport.abort()
 
     async def write(self) -> None:
         while True:

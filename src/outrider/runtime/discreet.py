@@ -26,10 +26,12 @@ class _Discreet(logging.LoggerAdapter[logging.Logger]):
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         if msg == _STRANGER:  # scanners and cut handshakes: no traceback, no line of what they sent
             level, kwargs["exc_info"] = logging.DEBUG, None
+        elif isinstance(msg, str) and msg.startswith("! "):
+            kwargs["exc_info"] = None  # a parser's error quotes the line it could not read
         if len(args) == 2 and str(args[0]).lower() in _SECRET_HEADERS:
             args = (args[0], HIDDEN)
-        elif args and isinstance(args[0], str):
-            args = (without_secrets(args[0]), *args[1:])
+        else:
+            args = tuple(without_secrets(a) if isinstance(a, str) else a for a in args)
         super().log(level, msg, *args, **kwargs)
 
     def process(
