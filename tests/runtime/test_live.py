@@ -304,13 +304,15 @@ def test_closing_the_edge_fails_what_runs():
 
 def test_closing_while_it_dials():
     async def work() -> None:
-        silent = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
+        held: list[asyncio.StreamWriter] = []
+        silent = await asyncio.start_server(lambda _, w: held.append(w), "127.0.0.1", 0)
         port = silent.sockets[0].getsockname()[1]
         async with edge(port, drafter()) as runtime:
             stream = await runtime.stream(ask(LONG))
-            await asyncio.sleep(0.02)
+            await until(lambda: bool(held))
             stream.close()
         silent.close()
+        held[0].transport.abort()
 
     run(work())
 

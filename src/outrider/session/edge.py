@@ -120,6 +120,10 @@ class EdgeSession:
         outstanding = len(tail)
         if outstanding and (self.policy.wait_empty or self.generation.rules.is_end(tail[-1])):
             return None  # behind a guessed end there is nothing to guess
+        if self.policy.wait_empty and not sequence.output_length:
+            # The prefill's own token comes first. A block that raced it would be judged with it
+            # or behind it, as the network pleases: under the ratio rule, another text (I4).
+            return None
         room = min(
             self.policy.window - outstanding,
             self.generation.draft_room(self.policy.window + outstanding) - outstanding,
