@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,13 @@ from outrider.engines.base import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from outrider.engines.load import Loaded, load_draft_model, load_drafter, load_target
+from outrider.engines.load import (
+    Loaded,
+    load_draft_model,
+    load_drafter,
+    load_target,
+    load_vocabulary,
+)
 from words import trained
 
 
@@ -164,3 +172,25 @@ def test_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [load_drafter(spec, target) for spec in ("lookup", "small", "lookup+small")]
     assert [each.name for each in names if each] == ["lookup", "small", "lookup+small"]
     assert asked == ["small", "small"]
+
+
+def test_an_edge_knows_the_end_ids_and_the_context_of_the_target(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    """Where the two differ, the cloud ends an answer where the edge goes on, or the reverse."""
+    folder = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    for end_ids in ([0, 1], None):
+        settings = json.loads((folder / "config.json").read_text())
+        rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+        rope["original_max_position_embeddings"] = 77
+        settings |= {"eos_token_id": 2, "rope_parameters": rope}
+        (folder / "config.json").write_text(json.dumps(settings))
+        if end_ids is None:
+            (folder / "generation_config.json").unlink()
+        cloud = load_target(str(folder)).model.info
+        edge = load_vocabulary(str(folder))
+        assert edge.tokenizer.eos_token_ids == edge.model.info.eos_token_ids
+        assert edge.tokenizer.eos_token_ids == cloud.eos_token_ids == set(end_ids or [1, 2])
+        assert edge.model.info.context_length == cloud.context_length == 77
+        assert edge.model.info.logits_width == cloud.logits_width
+        assert edge.model.info.fingerprint == cloud.fingerprint

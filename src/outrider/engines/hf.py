@@ -35,12 +35,12 @@ from outrider.engines.base import (
     SlotError,
     UnsupportedModelError,
 )
+from outrider.engines.hf_config import usable_context
 from outrider.engines.hf_support import (
     Probe,
     cache_keyword,
     probe,
     require_supported,
-    usable_context,
 )
 from outrider.engines.passes import Pass, plan_bucketed, plan_plain, wanted_rows
 from outrider.engines.rowwise import make_rowwise

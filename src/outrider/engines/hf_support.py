@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from outrider.engines.base import EngineError, UnsupportedModelError
+from outrider.engines.base import UnsupportedModelError
+from outrider.engines.hf_config import number
 from outrider.engines.slots import LayerShape
 
 _EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _PROBE_TOKENS: Final = 7
 _AGREEMENT: Final = 0.95
-_SWITCHING_ROPE: Final = ("dynamic", "longrope")
 
 
 def require_supported(config: Any, kind: type, *, deterministic: bool) -> None:
@@ -45,7 +45,7 @@ def require_supported(config: Any, kind: type, *, deterministic: bool) -> None:
         raise UnsupportedModelError(f"{family} attends in both directions")
     if getattr(config, "attn_logit_softcapping", None) is not None:
         raise UnsupportedModelError(f"{family} caps its attention logits (softcapping)")
-    if deterministic and any(_number(config, name) > 1 for name in _EXPERT_COUNTS):
+    if deterministic and any(number(config, name) > 1 for name in _EXPERT_COUNTS):
         raise UnsupportedModelError(
             f"{family} routes tokens to experts, so the bits of a row depend on its neighbours; "
             "load it with deterministic off"
@@ -68,26 +68,6 @@ def _require_full_attention(config: Any, family: str) -> None:
                 f"{family} has a {type(layer).__name__} cache (layer {index}), which cannot be "
                 "rolled back after a rejection"
             )
-
-
-def usable_context(config: Any, wanted: int | None) -> int:
-    """Context length in tokens: the model's own, or less where `wanted` says so.
-
-    Rope variants that change all frequencies once a sequence is long (dynamic NTK, LongRoPE)
-    would make old cache entries wrong and one session's bits depend on another's length, so
-    they are used up to the length where they switch, and no further.
-    """
-    config = config.get_text_config(decoder=True)
-    limits = [_number(config, "max_position_embeddings")]
-    rope = getattr(config, "rope_parameters", None) or {}
-    if isinstance(rope, dict) and rope.get("rope_type") in _SWITCHING_ROPE:
-        limits.append(int(rope.get("original_max_position_embeddings") or limits[0]))
-    if wanted is not None:
-        limits.append(wanted)
-    known = [limit for limit in limits if limit > 0]
-    if not known:
-        raise EngineError("the model states no context length; give one (context_length=...)")
-    return min(known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +117,3 @@ def cache_keyword(model: Any) -> str:
     """Name of the forward argument that takes the cache (renamed in transformers 5)."""
     names = inspect.signature(type(model).forward).parameters
     return "cache" if "cache" in names else "past_key_values"
-
-
-def _number(config: Any, name: str) -> int:
-    value = getattr(config, name, None)
-    return value if isinstance(value, int) else 0

@@ -33,6 +33,7 @@ from outrider.engines.base import (
     UnsupportedModelError,
 )
 from outrider.engines.drafters import Drafter, ModelDrafter
+from outrider.engines.hf_config import number, usable_context
 from outrider.engines.tokenizer import (
     ByteTokenizer,
     HFTokenizer,
@@ -104,7 +105,10 @@ def load_target(
 
 def load_vocabulary(spec: str) -> Loaded:
     """What an edge needs of a target that runs elsewhere: its tokenizer and its facts, without
-    weights. The model of the result knows its `info` and refuses to run."""
+    weights. The model of the result knows its `info` and refuses to run.
+
+    End ids and context are those of `load_target`: the edge finds the end of an answer by
+    itself, and where the cloud found another the answer would be refused as a contradiction."""
     if spec == "toy" or spec.startswith("toy:"):
         return _load_toy(spec, max_slots=1)
     if spec.startswith("builtin:"):
@@ -117,21 +121,32 @@ def load_vocabulary(spec: str) -> Loaded:
         return _absent(spec, builtin.load_config(), builtin.load_tokenizer())
     _require("tokenizers", "transformers")
     source = _source(spec)
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     with _loading(spec):
         config = AutoConfig.from_pretrained(source)
         words = AutoTokenizer.from_pretrained(source)
+        try:
+            answering = GenerationConfig.from_pretrained(source)
+        except OSError:  # none beside the weights: transformers derives it from the config
+            answering = GenerationConfig.from_model_config(config)
+    return _absent(spec, config, HFTokenizer(words, eos_token_ids=_end_ids(answering, words)))
+
+
+def _end_ids(generation_config: Any, words: Any) -> set[int]:
+    """Ids that end a text: the checkpoint's and the tokenizer's."""
+    ends = getattr(generation_config, "eos_token_id", None)
+    listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
     own = [] if words.eos_token_id is None else [int(words.eos_token_id)]
-    return _absent(spec, config, HFTokenizer(words, eos_token_ids=set(own)))
+    return {*listed, *own}
 
 
 def _absent(spec: str, config: Any, tokenizer: Tokenizer) -> Loaded:
     info = ModelInfo(
         name=spec,
         vocab_size=tokenizer.vocab_size,
-        logits_width=int(config.vocab_size),
-        context_length=int(config.max_position_embeddings),
+        logits_width=number(config.get_text_config(decoder=True), "vocab_size"),
+        context_length=usable_context(config, None),
         fingerprint=tokenizer.fingerprint,
         dtype="none",
         eos_token_ids=tokenizer.eos_token_ids,
@@ -272,10 +287,8 @@ def _load_pretrained(spec: str, wish: _Wish) -> Loaded:
         words = AutoTokenizer.from_pretrained(source)
         dtype = "auto" if wish.dtype == "auto" else getattr(torch, wish.dtype)
         model = kind.from_pretrained(source, dtype=dtype).to(device)
-    ends = getattr(model.generation_config, "eos_token_id", None)
-    listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    own = [] if words.eos_token_id is None else [int(words.eos_token_id)]
-    return _engine(spec, model, HFTokenizer(words, eos_token_ids={*listed, *own}), wish)
+    ends = _end_ids(model.generation_config, words)
+    return _engine(spec, model, HFTokenizer(words, eos_token_ids=ends), wish)
 
 
 def _engine(spec: str, model: Any, tokenizer: Tokenizer, wish: _Wish) -> Loaded:
