@@ -84,12 +84,12 @@ def alone(params: SamplingParams, prompt: tuple[int, ...] = PROMPT) -> Generatio
     return LocalGenerator(toy(TARGET), TOKENIZER).generate(request)
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T], *, patience: float = PATIENCE) -> T:
     """A test's coroutine, which must leave no task behind."""
 
     async def whole() -> T:
         before = asyncio.all_tasks()
-        result = await asyncio.wait_for(work, PATIENCE)
+        result = await asyncio.wait_for(work, patience)
         left = asyncio.all_tasks() - before
         await asyncio.wait(left, timeout=5.0) if left else None
         assert not [t.get_name() for t in left if not t.done()], "tasks outlive their owner"

@@ -50,7 +50,7 @@ def through(proxy: Proxy, **config: object) -> EdgeRuntime:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_cut_at_any_byte_again_and_again(schedule: Schedule, seed: int):
     chance = random.Random(f"{schedule}/{seed}")
     params = replace(LONG, seed=seed, temperature=0.7 * (seed % 3), logprobs=1 if seed else None)

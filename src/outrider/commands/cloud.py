@@ -41,14 +41,21 @@ def cloud(
     token_file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Bearer tokens, one NAME:TOKEN a line; needed off loopback."
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Bearer tokens, one NAME:TOKEN a line; needed off loopback.",
         ),
     ] = None,
     tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TLS certificate chain (PEM).")
+        Path | None,
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, help="TLS certificate chain (PEM)."
+        ),
     ] = None,
     tls_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TLS private key (PEM).")
+        Path | None,
+        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="TLS private key (PEM)."),
     ] = None,
     insecure: Annotated[
         bool,
@@ -135,20 +142,19 @@ async def _serve(
 
     server = CloudServer(desk, tokenizer, config)
     server.service.costs = RowCosts(costs)
-    stop = asyncio.Event()
-    patience = drain
+    asked, hurried = asyncio.Event(), asyncio.Event()
 
     def hurry() -> None:
-        nonlocal patience
-        patience = 0.0
-        stop.set()
+        asked.set()
+        hurried.set()
 
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGINT, hurry)
     await server.start()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, asked.set)
+    loop.add_signal_handler(signal.SIGINT, hurry)
     scheme = "wss" if config.certificate else "ws"
-    sys.stdout.write(f"{LISTENING}{scheme}://{config.host}:{server.port}\n")
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    sys.stdout.write(f"{LISTENING}{scheme}://{host}:{server.port}\n")
     sys.stdout.flush()
     console.messages().print(
         f"{desk.model.info.name} ({desk.model.info.dtype}, {desk.model.info.device})"
@@ -158,5 +164,11 @@ async def _serve(
         style="dim",
         markup=False,
     )
-    await stop.wait()
-    await server.stop(drain=patience)
+    await asked.wait()
+    draining = asyncio.create_task(server.stop(drain=drain))
+    impatient = asyncio.create_task(hurried.wait())  # Ctrl-C, now or while it drains
+    await asyncio.wait((draining, impatient), return_when=asyncio.FIRST_COMPLETED)
+    if hurried.is_set():
+        await server.stop()
+    impatient.cancel()
+    await draining

@@ -15,6 +15,7 @@ from rich.text import Text
 from outrider.bench.prompts import PROMPTS
 from outrider.bench.schedules import Arm, compare
 from outrider.commands import console, models
+from outrider.commands.errors import CommandError
 from outrider.core.tokens import Origin, SamplingParams
 
 COLOURS: Final = {
@@ -61,7 +62,7 @@ async def _run(demo: NetDemo, *, as_json: bool) -> None:
     from outrider.engines.load import load_drafter, load_vocabulary
     from outrider.runtime.edge import EdgeConfig, EdgeRuntime
     from outrider.runtime.local import LocalGenerator
-    from outrider.runtime.process import CloudProcess, pin
+    from outrider.runtime.process import CloudProcess, CloudProcessError, pin
     from outrider.runtime.shaping import load_trace
 
     link = parse_link(demo.link, load=load_trace)
@@ -71,7 +72,10 @@ async def _run(demo: NetDemo, *, as_json: bool) -> None:
     arguments += ["--threads", str(threads)]
     with console.waiting(f"starting a verifier with {demo.target}"):
         cloud = CloudProcess(arguments, core=CLOUD_CORE)
-        await cloud.start()
+        try:
+            await cloud.start()
+        except CloudProcessError as error:
+            raise CommandError(f"the verifier did not start: {error}") from None
     try:
         pinned = pin(os.getpid(), EDGE_CORE) and cloud.pinned
         with console.waiting(f"loading the draft {name}"):

@@ -74,9 +74,13 @@ def answer(remote: Remote, question: Question, *, as_json: bool) -> None:
     from outrider.runtime.edge import EdgeConfig, EdgeRequest
     from outrider.runtime.shaping import load_trace
 
-    link = parse_link(remote.link, load=load_trace) if remote.link else None
-    if not remote.url.startswith(("ws://", "wss://")):
-        raise CommandError(f"--cloud takes ws://HOST:PORT or wss://HOST:PORT, got {remote.url!r}")
+    config = EdgeConfig(
+        url=remote.url,
+        token=bearer_token(remote.token_file),
+        ca_file=str(remote.ca_file) if remote.ca_file else None,
+        link=parse_link(remote.link, load=load_trace) if remote.link else None,
+        give_up=PATIENCE_S,
+    )
     with console.waiting(f"loading the tokenizer of {question.target}"):
         vocabulary = load_vocabulary(question.target)
     drafter = None
@@ -89,19 +93,12 @@ def answer(remote: Remote, question: Question, *, as_json: bool) -> None:
     ids = models.encode(
         vocabulary.tokenizer, question.text, raw=question.raw, system=question.system
     )
-    config = EdgeConfig(
-        url=remote.url,
-        token=bearer_token(remote.token_file),
-        ca_file=str(remote.ca_file) if remote.ca_file else None,
-        link=link,
-        give_up=PATIENCE_S,
-    )
     request = EdgeRequest(
         prompt_ids=ids,
         params=question.params,
         rule=question.rule,
         schedule=remote.schedule,
-        draft_length=max(1, remote.draft_length),
+        draft_length=remote.draft_length,
         window=remote.window,
     )
     asyncio.run(_ask(config, request, vocabulary, drafter, remote, as_json=as_json))
@@ -131,7 +128,7 @@ async def _ask(
                         trace.write(_record(time.monotonic() - began, step.tokens, step.origins))
             finally:
                 stream.close()
-                if not as_json:
+                if not as_json and stream.result.generation.token_ids:
                     sys.stdout.write("\n")
                     sys.stdout.flush()
     result = stream.result

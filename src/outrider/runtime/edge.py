@@ -92,7 +92,9 @@ class EdgeConfig:
             parse_uri(self.url)
         except (InvalidURI, ValueError):
             seen = without_secrets(self.url)
-            raise ParameterError("cloud", f"takes ws://HOST:PORT or wss://, got {seen!r}") from None
+            raise ParameterError(
+                "cloud", f"must be ws://HOST:PORT or wss://HOST:PORT, got {seen!r}"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

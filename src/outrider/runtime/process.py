@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,6 +16,8 @@ LISTENING: Final = "listening on "
 START_SECONDS: Final = 180.0
 """How long a target may take to load."""
 STOP_SECONDS: Final = 5.0
+LINES_KEPT: Final = 50
+LONGEST_LINE: Final = 1 << 20
 
 
 class CloudProcessError(RuntimeError):
@@ -46,6 +50,8 @@ class CloudProcess:
         self._command = [sys.executable, "-m", "outrider", "cloud", *listen, *arguments]
         self._core = core
         self._process: asyncio.subprocess.Process | None = None
+        self._readers: list[asyncio.Task[None]] = []
+        self._said: deque[str] = deque(maxlen=LINES_KEPT)
         self.url = ""
         self.pinned = False
 
@@ -67,41 +73,77 @@ class CloudProcess:
             *self._command,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            limit=LONGEST_LINE,
             start_new_session=True,  # Ctrl-C is ours to hand on
         )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        # Both pipes are read to their end: a child that fills one would stop.
+        listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._readers = [
+            asyncio.create_task(self._listen(self._process.stdout, listening)),
+            asyncio.create_task(self._remember(self._process.stderr)),
+        ]
         if self._core is not None:
             self.pinned = pin(self._process.pid, self._core)
         try:
-            line = await asyncio.wait_for(self._first_line(), START_SECONDS)
+            self.url = await asyncio.wait_for(listening, START_SECONDS)
         except TimeoutError:
             await self.stop()
             raise CloudProcessError(f"no answer within {START_SECONDS:.0f} s") from None
-        if not line.startswith(LISTENING):
-            assert self._process.stderr is not None
-            said = (await self._process.stderr.read()).decode(errors="replace").strip()
+        except BaseException:  # cancelled: nobody else knows of the child
             await self.stop()
-            raise CloudProcessError(said.splitlines()[-1] if said else "it ended at once")
-        self.url = line.removeprefix(LISTENING).strip()
+            raise
+        if not self.url:
+            await self.stop()
+            raise CloudProcessError(self._said[-1] if self._said else "it ended at once")
 
-    async def _first_line(self) -> str:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        return (await self._process.stdout.readline()).decode()
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The last lines of its stderr."""
+        return tuple(self._said)
+
+    @staticmethod
+    async def _listen(pipe: asyncio.StreamReader, listening: asyncio.Future[str]) -> None:
+        async for line in pipe:
+            text = line.decode(errors="replace")
+            if text.startswith(LISTENING) and not listening.done():
+                listening.set_result(text.removeprefix(LISTENING).strip())
+        if not listening.done():
+            listening.set_result("")
+
+    async def _remember(self, pipe: asyncio.StreamReader) -> None:
+        async for line in pipe:
+            if text := line.decode(errors="replace").strip():
+                self._said.append(text)
 
     def kill(self) -> None:
         """SIGKILL: what a crash looks like."""
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing happens where the process is gone."""
         if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended and all it said is read."""
+        assert self._process is not None, "not started"
+        code = await self._process.wait()
+        await asyncio.gather(*self._readers)
+        return code
 
     async def stop(self) -> None:
         """Interrupt, and kill what does not go within a few seconds. Safe to call twice."""
-        process = self._process
-        if process is None or process.returncode is not None:
+        if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(2)
+        self.signal(signal.SIGINT)
         try:
-            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+            await asyncio.wait_for(self.wait(), STOP_SECONDS)
         except TimeoutError:
-            process.kill()
-            await process.wait()
+            self.kill()
+            await self._process.wait()
+            for reader in self._readers:
+                reader.cancel()
+            await asyncio.gather(*self._readers, return_exceptions=True)

@@ -1,0 +1,326 @@
+"""`outrider cloud`, `generate --cloud` and `demo` as real processes on toy models."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from live import hear, run, server, until
+from outrider import cli
+from outrider.commands import remote
+from outrider.core.tokens import SamplingParams
+from outrider.engines.load import load_target, load_vocabulary
+from outrider.proto.messages import Code
+from outrider.runtime.cloud import read_tokens
+from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRequest, EdgeRuntime
+from outrider.runtime.local import GenerationRequest, LocalGenerator
+from outrider.runtime.process import CloudProcess, CloudProcessError
+from outrider.session.schedules import Schedule
+
+TARGET = ("--target", "toy:1")
+DRAFT = ("--draft", "toy:1:0.4")
+ANSWER = ("--seed", "7", "--max-tokens", "24", "--temperature", "1", "--ignore-eos")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> str:
+        """The one line of an error, and nothing else on either stream."""
+        assert self.out == ""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("error: ")
+        return lines[0]
+
+
+async def start(*arguments: str, **variables: str) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "outrider",
+        *arguments,
+        stdout=pipe,
+        stderr=pipe,
+        env=os.environ | variables,
+    )
+
+
+async def outrider(*arguments: str, **variables: str) -> Ended:
+    process = await start(*arguments, **variables)
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+async def generate(url: str, *arguments: str, **variables: str) -> Ended:
+    return await outrider("generate", "hi", *TARGET, "--cloud", url, *arguments, **variables)
+
+
+def expected(prompt: str = "hi", *, seed: int = 7, max_tokens: int = 24) -> list[int]:
+    target = load_target("toy:1")
+    params = SamplingParams(seed=seed, max_tokens=max_tokens, temperature=1.0, ignore_eos=True)
+    ids = tuple(target.tokenizer.chat([{"role": "user", "content": prompt}]))
+    request = GenerationRequest(prompt_ids=ids, params=params, draft_length=0)
+    return list(LocalGenerator(target.model, target.tokenizer).generate(request).token_ids)
+
+
+@contextlib.asynccontextmanager
+async def probe(url: str) -> AsyncIterator[EdgeRuntime]:
+    """An edge of ours beside the process under test."""
+    vocabulary = load_vocabulary("toy:1")
+    async with EdgeRuntime(EdgeConfig(url=url), vocabulary.tokenizer) as runtime:
+        yield runtime
+
+
+async def short_answer(runtime: EdgeRuntime) -> Sequence[int]:
+    params = SamplingParams(seed=1, max_tokens=3)
+    request = EdgeRequest(prompt_ids=(1, 2), params=params, schedule=Schedule.CLOUD_ONLY)
+    return (await hear(await runtime.stream(request))).tokens
+
+
+# -- answers ----------------------------------------------------------------------------------
+
+
+def test_an_answer_through_two_processes(tmp_path: Path):
+    """JSON, its keys and the trace of rounds; text over a shaped link: the target's own."""
+    trace = tmp_path / "trace.jsonl"
+    keys = (
+        "rounds schedule bytes_up bytes_down payload_up payload_down reconnects near_ties".split()
+    )
+
+    async def work() -> None:
+        async with CloudProcess(["--model", "toy:1"]) as cloud:
+            options = ("--json", "--schedule", "sync", "--trace", str(trace))
+            end, plain = await asyncio.gather(
+                generate(cloud.url, *DRAFT, *ANSWER, *options),
+                generate(cloud.url, *DRAFT, *ANSWER, "--link", "rtt=4ms,up=1mbit"),
+            )
+        ids = expected()
+        assert (end.code, end.err) == (0, "")
+        facts = json.loads(end.out)
+        assert set(keys) <= set(facts)
+        assert facts["token_ids"] == ids
+        assert facts["confirmed"] is True
+        assert (facts["finish_reason"], facts["reconnects"]) == ("length", 0)
+        assert 0 < facts["payload_up"] < facts["bytes_up"]
+        assert 0 < facts["payload_down"] < facts["bytes_down"]
+        rounds = [json.loads(line) for line in trace.read_text().splitlines()]
+        assert [t for r in rounds for t in r["tokens"]] == ids
+        assert [o for r in rounds for o in r["origins"]] == facts["origins"]
+        assert len(rounds) == facts["rounds"] < len(ids), "drafts were accepted"
+        times = [r["t_s"] for r in rounds]
+        assert times == sorted(times)
+        assert plain.code == 0
+        assert plain.out == facts["text"] + "\n"
+        assert "freerun" in plain.err
+        assert "bytes up" in plain.err
+
+    run(work())
+
+
+# -- refusals ---------------------------------------------------------------------------------
+
+
+def test_what_cannot_work_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The command in a thread of this process, the verifier in another."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("alice:right\n")
+    missing = str(tmp_path / "missing")
+    monkeypatch.setattr(remote, "PATIENCE_S", 0.3)
+
+    async def command(*arguments: str) -> Ended:
+        code = await asyncio.to_thread(cli.run, list(arguments))
+        said = capsys.readouterr()
+        return Ended(code, said.out, said.err)
+
+    async def refused(url: str, *more: str, code: int, words: str) -> None:
+        end = await command("generate", "hi", *TARGET, *DRAFT, "--cloud", url, *ANSWER, *more)
+        assert end.code == code, end.err
+        assert words in end.complaint
+        assert "SECRET" not in end.err
+
+    async def work() -> None:
+        async with server(tokens=read_tokens(tokens)) as verifier:
+            url = f"ws://127.0.0.1:{verifier.port}"
+            await refused(url, code=2, words="token")
+            monkeypatch.setenv(remote.TOKEN_VARIABLE, "wrong-SECRET")
+            await refused(url, code=2, words="token")
+            monkeypatch.setenv(remote.TOKEN_VARIABLE, "right")
+            await refused(f"{url}/elsewhere", code=1, words="no Outrider verifier")
+            await refused(url, "--link", "rtt=fast", code=2, words="--link")
+            await refused(url, "--link", f"up-trace={missing}", code=2, words="--link")
+            await refused(url, "--token-file", missing, code=2, words="missing")
+            await refused(url, "--trace", f"{missing}/x", code=1, words="missing")
+            busy = await command(
+                "cloud", "--model", "toy:1", "--listen", f"127.0.0.1:{verifier.port}"
+            )
+            assert busy.code == 1
+            assert "in use" in busy.complaint
+            dead = url
+        await refused(dead, code=1, words=f"cannot reach {dead}")
+        await refused("ws://127.0.0.1:http", code=2, words="--cloud: must be ws://")
+        await refused("https://user:SECRET@127.0.0.1", code=2, words="--cloud: must be ws://")
+        secure = dead.replace("ws:", "wss:")
+        await refused(secure, "--ca-file", missing, code=2, words="missing")
+        for listen, code, words in (
+            ("0.0.0.0:0", 2, "--token-file"),
+            ("here", 2, "HOST:PORT"),
+            ("127.0.0.1:70000", 2, "HOST:PORT"),
+        ):
+            end = await command("cloud", "--model", "toy:1", "--listen", listen)
+            assert end.code == code
+            assert words in end.complaint
+
+    run(work())
+
+
+def test_a_verifier_that_cannot_start_says_why():
+    async def work() -> None:
+        cloud = CloudProcess(["--model", "toy:x"])
+        with pytest.raises(CloudProcessError, match="not a toy"):
+            await cloud.start()
+        assert await cloud.wait() == 2
+        cancelled = CloudProcess(["--model", "toy:1"])
+        task = asyncio.ensure_future(cancelled.start())
+        await until(lambda: cancelled._process is not None)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert cancelled._process is not None
+        assert cancelled._process.returncode is not None, "no orphan is left"
+
+    run(work())
+
+
+# -- signals ----------------------------------------------------------------------------------
+
+
+def test_ctrl_c_at_the_edge_leaves_nothing_in_the_cloud():
+    """Exit code 130, what was printed stays, no traceback; the session's place is free again."""
+
+    async def work() -> None:
+        arguments = ["--model", "toy:1", "--target-pace", "20"]
+        async with CloudProcess(arguments) as cloud, probe(cloud.url) as runtime:
+            process = await start(
+                *("generate", "hi", *TARGET, *DRAFT, "--cloud", cloud.url),
+                *("--seed", "7", "--max-tokens", "2000", "--ignore-eos"),
+            )
+            assert process.stdout is not None
+            assert await process.stdout.read(1)
+            process.send_signal(signal.SIGINT)
+            out, err = await process.communicate()
+            assert process.returncode == 130
+            assert b"Traceback" not in err
+            assert out.endswith(b"\n")
+            # SIGTERM drains at once, though its patience is 30 s: no session is left.
+            await short_answer(runtime)
+            cloud.signal(signal.SIGTERM)
+            assert await cloud.wait() == 0
+
+    run(work())
+
+
+def test_sigterm_drains_and_ctrl_c_ends_the_drain():
+    """Of two answers one finishes after SIGTERM; the other would take minutes, and is cut."""
+
+    def request(max_tokens: int) -> EdgeRequest:
+        params = SamplingParams(seed=1, max_tokens=max_tokens, ignore_eos=True)
+        return EdgeRequest(prompt_ids=(1, 2), params=params, schedule=Schedule.CLOUD_ONLY)
+
+    async def work() -> None:
+        arguments = ["--model", "toy:1", "--target-pace", "10", "--drain", "600"]
+        async with CloudProcess(arguments) as cloud:
+            config = EdgeConfig(url=cloud.url, give_up=0.3)
+            vocabulary = load_vocabulary("toy:1")
+            async with EdgeRuntime(config, vocabulary.tokenizer) as runtime:
+                short = await runtime.stream(request(60))
+                endless = await runtime.stream(request(1_000_000))
+                await until(lambda: endless._running.steps.qsize() > 2)
+                cloud.signal(signal.SIGTERM)
+                heard = await hear(short)
+                assert len(heard.tokens) == 60
+                assert heard.result.confirmed
+                cloud.signal(signal.SIGINT)
+                assert await cloud.wait() == 0
+                with pytest.raises(CloudError) as gone:
+                    await hear(endless)
+                assert gone.value.code is Code.UNREACHABLE
+
+    run(work())
+
+
+# -- the demo ---------------------------------------------------------------------------------
+
+
+def test_the_demo_compares_every_schedule():
+    async def work() -> None:
+        ended = await outrider(
+            *("demo", "--json", "--target", "toy:1", "--draft", "lookup", "--prompts", "2"),
+            *("--max-tokens", "12", "--link", "rtt=4ms", "--temperature", "1"),
+        )
+        assert (ended.code, ended.err) == (0, "")
+        facts = json.loads(ended.out)
+        rows = {row["name"]: row for row in facts["rows"]}
+        assert {"cloud-only", "sync", "stream", "freerun", "colocated"} <= set(rows)
+        for row in rows.values():
+            assert row["answers"] == 2
+            if row["identical_to_cloud_only"] is not None:
+                assert row["identical_to_cloud_only"] == row["answers"], row["name"]
+        assert rows["cloud-only"]["ratio_to_cloud_only"] == 1.0
+
+    run(work())
+
+
+# -- the built-in pair ------------------------------------------------------------------------
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_built_in_pair_through_two_processes():
+    """A handful of prompts: ids equal `generate --draft none` on this machine alone."""
+    from outrider.engines.base import MissingExtraError, ModelNotFoundError
+
+    try:
+        target = load_target("builtin:smollm2")
+    except (MissingExtraError, ModelNotFoundError) as missing:
+        pytest.skip(str(missing))
+    from outrider.engines.load import load_drafter
+
+    prompts = ("Why is the sky blue?", "Count to five.", "def add(a, b):")
+    local = LocalGenerator(target.model, target.tokenizer)
+
+    async def work() -> None:
+        async with CloudProcess(["--model", "builtin:smollm2"]) as cloud:
+            config = EdgeConfig(url=cloud.url)
+            guess = load_drafter("lookup+small", target)
+            async with EdgeRuntime(config, target.tokenizer, guess) as runtime:
+                for i, text in enumerate(prompts):
+                    ids = tuple(target.tokenizer.chat([{"role": "user", "content": text}]))
+                    params = SamplingParams(seed=i, max_tokens=16, temperature=0.7 * (i % 2))
+                    alone = local.generate(
+                        GenerationRequest(prompt_ids=ids, params=params, draft_length=0)
+                    )
+                    for schedule in (Schedule.SYNC, Schedule.FREERUN):
+                        request = EdgeRequest(prompt_ids=ids, params=params, schedule=schedule)
+                        heard = await hear(await runtime.stream(request))
+                        assert heard.tokens == alone.token_ids
+                        assert heard.text == alone.text
+
+    run(work(), patience=600.0)
