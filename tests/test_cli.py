@@ -214,6 +214,29 @@ def test_ctrl_c_keeps_what_was_printed(outrider: Out, monkeypatch: pytest.Monkey
     assert err == ""
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "> /dev/null 2>&- <&-"])
+def test_closed_streams_lead_nowhere(closed: str):
+    words = f"{sys.executable} -m outrider generate hi --target toy --draft none --max-tokens 3"
+    process = subprocess.run(
+        ["sh", "-c", f"exec {words} --seed 1 {closed}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode == 0
+    assert "Traceback" not in process.stdout + process.stderr
+
+
+def test_a_closed_stdin_is_an_empty_prompt():
+    words = f"{sys.executable} -m outrider generate - --target toy --draft none"
+    process = subprocess.run(
+        ["sh", "-c", f"exec {words} <&-"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (process.returncode, process.stdout) == (2, "")
+    assert re.fullmatch(r"error: the prompt is empty.*\n", process.stderr)
+
+
 def test_a_closed_pipe_ends_quietly():
     reader, writer = os.pipe()
     os.close(reader)
@@ -233,7 +256,7 @@ def test_a_closed_pipe_ends_quietly():
 
 BAD = {
     "empty prompt": ([""], "prompt is empty"),
-    "long prompt": (["x" * CONTEXT], f"context of {CONTEXT}"),
+    "long prompt": (["x" * CONTEXT], f"error: prompt: has 146 tokens; the context of {CONTEXT}"),
     "temperature": (["hi", "--temperature", "-1"], "--temperature: must be in [0, 100]"),
     "temperature nan": (["hi", "--temperature", "nan"], "--temperature: must be"),
     "temperature word": (["hi", "--temperature", "hot"], "--temperature"),
@@ -259,6 +282,18 @@ BAD = {
     "dtype": (["hi", "--dtype", "int3"], "'auto', 'bfloat16', 'float16', 'float32'"),
     "verify": (["hi", "--verify", "luck"], "'coupled', 'ratio'"),
     "threads": (["hi", "--threads", "0"], "--threads"),
+    "schedule without a cloud": (["hi", "--schedule", "sync"], "give --cloud"),
+    "link without a cloud": (["hi", "--link", "rtt=1ms"], "--link needs a network"),
+    "login without a cloud": (["hi", "--token-file", __file__], "--token-file needs a network"),
+    "login that is not there": (["hi", "--token-file", "/no/file"], "--token-file"),
+    "link at the edge alone": (
+        ["hi", "--schedule", "edge-only", "--cloud", "ws://x", "--link", "rtt=1ms"],
+        "--link needs a network",
+    ),
+    "negative K, cloud": (
+        ["hi", "--draft-length", "-1", "--target", "toy", "--draft", "toy", "--cloud", "ws://x"],
+        "--draft-length: must be in",
+    ),
     "no prompt": ([], "PROMPT"),
     "unknown option": (["hi", "--creativity", "9"], "--creativity"),
     "broken text": (["\udcff"], "not valid UTF-8"),
@@ -428,6 +463,27 @@ def test_the_toy_target_by_name(outrider: Out):
     facts = json.loads(out)
     assert facts["token_ids"] == json.loads(plain)["token_ids"]
     assert 0 < facts["accepted"] < facts["drafted"]
+
+
+def test_edge_only_is_the_drafts_own_text(outrider: Out):
+    """The label must be true: the target has no part in it, with or without an address."""
+    base = ("generate", "hi", "--json", "--seed", "1", "--max-tokens", "30")
+    _, target, _ = outrider(*base, "--target", "toy:1", "--draft", "none")
+    _, own, _ = outrider(*base, "--target", "toy:2", "--draft", "none")
+    for cloud in ([], ["--cloud", "ws://127.0.0.1:1"]):
+        code, out, err = outrider(
+            *base, "--target", "toy:1", "--draft", "toy:2", "--schedule", "edge-only", *cloud
+        )
+        assert (code, err) == (0, "")
+        facts = json.loads(out)
+        assert facts["token_ids"] == json.loads(own)["token_ids"]
+        assert facts["token_ids"] != json.loads(target)["token_ids"]
+        assert (facts["schedule"], facts["target"]) == ("edge-only", "toy:2")
+    code, out, err = outrider(
+        *base, "--target", "toy:1", "--draft", "lookup", "--schedule", "edge-only"
+    )
+    assert (code, out) == (2, "")
+    assert "needs a draft model" in err
 
 
 def test_a_real_ctrl_c():

@@ -7,7 +7,9 @@ and an install without torch work (tests/test_project.py holds this).
 from __future__ import annotations
 
 import io
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -59,6 +61,7 @@ def _root(
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command line; returns the exit code. Shows every foreseen error as one line."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character
@@ -73,6 +76,13 @@ def run(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"error: {shown[0]}\n")
         return shown[1]
     return code if isinstance(code, int) else 0
+
+
+def _open_closed_streams() -> None:
+    """Streams the caller closed (`>&-`) lead nowhere; Python leaves None in their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def main() -> None:

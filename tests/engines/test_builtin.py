@@ -105,6 +105,9 @@ def test_pull_checks_what_is_there(bare: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", "~/somewhere")
     assert builtin.cache_folder() == Path.home() / "somewhere"
+    monkeypatch.setenv("OUTRIDER_CACHE", "~no-such-user/somewhere")
+    with pytest.raises(EngineError, match="OUTRIDER_CACHE"):
+        builtin.cache_folder()
     monkeypatch.delenv("OUTRIDER_CACHE")
     assert builtin.cache_folder().name == "outrider"
 

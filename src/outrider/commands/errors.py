@@ -52,8 +52,7 @@ def describe(error: Exception) -> tuple[str, int] | None:
     """The line to show and the exit code; None when the error is a bug."""
     match error:
         case ParameterError():
-            option = "--" + error.field.replace("_", "-")
-            return str(error).replace(error.field, option, 1), BAD_INPUT
+            return str(error).replace(error.field, _option(error.field), 1), BAD_INPUT
         case CommandError() | EngineError():
             return _one_line(str(error)), BAD_INPUT
         case ModuleNotFoundError(name=str(name)) if name.split(".")[0] in OPTIONAL:
@@ -69,6 +68,11 @@ def describe(error: Exception) -> tuple[str, int] | None:
         message: str = error.format_message()  # type: ignore[attr-defined]
         return _one_line(message.replace("Value error, ", "")), BAD_INPUT
     return None
+
+
+def _option(field: str) -> str:
+    """A parameter as the command line knows it. The prompt is an argument, not an option."""
+    return field if field == "prompt" else "--" + field.replace("_", "-")
 
 
 def _one_line(message: str) -> str:

@@ -165,6 +165,8 @@ def generate(
         Path | None,
         typer.Option(
             metavar="FILE",
+            exists=True,
+            dir_okay=False,
             help="Bearer token for the cloud; or set OUTRIDER_TOKEN.",
             show_default=False,
             rich_help_panel=NETWORK,
@@ -174,6 +176,8 @@ def generate(
         Path | None,
         typer.Option(
             metavar="FILE",
+            exists=True,
+            dir_okay=False,
             help="Trust this certificate authority (PEM) for wss://.",
             show_default=False,
             rich_help_panel=NETWORK,
@@ -228,9 +232,9 @@ def generate(
         remote.answer(
             remote.Remote(
                 url=cloud,
-                schedule=schedule,
+                schedule=schedule if draft_length else Schedule.CLOUD_ONLY,
                 window=window,
-                draft_length=draft_length,
+                draft_length=draft_length or 1,
                 link=link,
                 token_file=token_file,
                 ca_file=ca_file,
@@ -250,27 +254,45 @@ def generate(
             as_json=as_json,
         )
         return
-    if link is not None or trace is not None:
-        raise CommandError("--link and --trace need --cloud: without it there is no network")
-    pair = models.load(
-        target=target,
-        draft=draft,
-        draft_length=draft_length,
-        dtype=dtype,
-        device=device,
-        deterministic=deterministic,
-        threads=threads,
+    _refuse_network(
+        schedule,
+        {"--link": link, "--trace": trace, "--token-file": token_file, "--ca-file": ca_file},
     )
+    if schedule is Schedule.EDGE_ONLY:
+        pair = models.load_edge_only(target=target, draft=draft, device=device, threads=threads)
+    else:
+        pair = models.load(
+            target=target,
+            draft=draft,
+            draft_length=draft_length,
+            dtype=dtype,
+            device=device,
+            deterministic=deterministic,
+            threads=threads,
+        )
     stream = pair.stream(
         pair.encode(text, raw=raw, system=system), params, Rule(verify.value), draft_length
     )
+    alone = schedule is Schedule.EDGE_ONLY
     if as_json:
         for _ in stream:
             pass
-        console.print_json(stream.result.as_dict())
+        console.print_json(
+            stream.result.as_dict() | ({"schedule": schedule.value} if alone else {})
+        )
         return
     show(stream)
-    console.messages().print(models.summary(stream.result), style="dim", markup=False)
+    note = " · edge-only: the draft's own text, not the target's" if alone else ""
+    console.messages().print(models.summary(stream.result) + note, style="dim", markup=False)
+
+
+def _refuse_network(schedule: Schedule, given: dict[str, object]) -> None:
+    """Nothing that was asked for is passed over in silence."""
+    for option, value in given.items():
+        if value is not None:
+            raise CommandError(f"{option} needs a network: give --cloud, and no edge-only schedule")
+    if schedule not in (Schedule.FREERUN, Schedule.EDGE_ONLY):
+        raise CommandError(f"--schedule {schedule.value} needs a verifier: give --cloud")
 
 
 def show(stream: Any) -> None:

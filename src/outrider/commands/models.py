@@ -11,7 +11,7 @@ from outrider.commands.errors import CommandError
 from outrider.commands.options import Dtype
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.diagnose import shipped_drafts
-from outrider.engines.base import EngineError
+from outrider.engines.base import EngineError, LanguageModel
 from outrider.runtime.local import (
     GenerationRequest,
     GenerationResult,
@@ -28,15 +28,7 @@ class Pair:
     generator: LocalGenerator
 
     def encode(self, prompt: str, *, raw: bool, system: str | None) -> tuple[int, ...]:
-        """Prompt to ids: through the chat template, or as it is."""
-        if raw:
-            return tuple(self.tokenizer.encode(prompt))
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        messages.append({"role": "user", "content": prompt})
-        try:
-            return tuple(self.tokenizer.chat(messages))
-        except EngineError as error:
-            raise CommandError(f"{error} (--raw continues the prompt as it is)") from error
+        return encode(self.tokenizer, prompt, raw=raw, system=system)
 
     def stream(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, rule: Rule, draft_length: int
@@ -54,7 +46,10 @@ def encode(tokenizer: Any, prompt: str, *, raw: bool, system: str | None) -> tup
         return tuple(tokenizer.encode(prompt))
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": prompt})
-    return tuple(tokenizer.chat(messages))
+    try:
+        return tuple(tokenizer.chat(messages))
+    except EngineError as error:
+        raise CommandError(f"{error} (--raw continues the prompt as it is)") from error
 
 
 def default_draft(target: str) -> str:
@@ -93,6 +88,22 @@ def load(
             drafter = load_drafter(draft, loaded, device=device, threads=threads)
     generator = LocalGenerator(loaded.model, loaded.tokenizer, drafter)
     return Pair(tokenizer=loaded.tokenizer, generator=generator)
+
+
+def load_edge_only(*, target: str, draft: str | None, device: str, threads: int | None) -> Pair:
+    """The draft model as the one who answers, with the target's tokenizer and chat template."""
+    from outrider.engines.load import load_drafter, load_vocabulary
+
+    name = default_draft(target) if draft is None else draft
+    vocabulary = load_vocabulary(target)
+    with console.waiting(f"loading {name}"):
+        drafter = load_drafter(name, vocabulary, device=device, threads=threads)
+    model: LanguageModel | None = getattr(drafter, "model", None)
+    if model is None:
+        raise CommandError(f"edge-only needs a draft model, and {name!r} has none: give --draft")
+    return Pair(
+        tokenizer=vocabulary.tokenizer, generator=LocalGenerator(model, vocabulary.tokenizer)
+    )
 
 
 def summary(result: GenerationResult) -> str:

@@ -74,7 +74,15 @@ _NAMES: Final = {
 
 def cache_folder() -> Path:
     """$OUTRIDER_CACHE, else the platform's cache folder for outrider."""
-    given = os.environ.get("OUTRIDER_CACHE")
+    try:
+        return _cache_folder(os.environ.get("OUTRIDER_CACHE"))
+    except RuntimeError:  # no home folder: an unknown user, as containers often have one
+        raise EngineError(
+            "there is no home folder to keep the cache in: name a folder in OUTRIDER_CACHE"
+        ) from None
+
+
+def _cache_folder(given: str | None) -> Path:
     if given:
         return Path(given).expanduser()
     if sys.platform == "darwin":
