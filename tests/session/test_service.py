@@ -255,6 +255,8 @@ def test_an_open_whose_answer_is_complete_is_answered_at_once():
         ({"sampling": {"stop": ("",)}}, Code.PARAMETER),
         ({"sampling": {"logprobs": 1000}}, Code.PARAMETER),
         ({"sampling": {"logit_bias": {1: math.inf}}}, Code.PARAMETER),
+        ({"sampling": {"logit_bias": {VOCAB: 1.0}}}, Code.PARAMETER),
+        ({"sampling": {"stop_token_ids": (VOCAB,)}}, Code.PARAMETER),
     ],
     ids=str,
 )

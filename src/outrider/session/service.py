@@ -321,6 +321,12 @@ class CloudService:
             raise RemoteError(Code.TOO_LARGE, f"{len(ids)} ids in OPEN", number)
         if any(not 0 <= t < config.vocab_size for t in ids):
             raise RemoteError(Code.MALFORMED, "token id outside the vocabulary", number)
+        for name, named in (
+            ("logit_bias", params.logit_bias),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
+            if any(t >= config.vocab_size for t in named):
+                raise RemoteError(Code.PARAMETER, f"{name}: id outside the vocabulary", number)
         if not 0 <= message.cloud_draft <= MAX_CLOUD_DRAFT:
             raise RemoteError(Code.PARAMETER, f"cloud_draft above {MAX_CLOUD_DRAFT}", number)
         try:
