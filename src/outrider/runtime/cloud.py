@@ -19,6 +19,7 @@ import ipaddress
 import logging
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,12 +159,16 @@ class CloudServer:
             tokenizer.text_stream,
         )
         self._engine = EngineThread("target", pace=self.config.pace)
-        self._wake = asyncio.Event()
+        self._forwarding: list[Work] | None = None
+        """The batch that is on the engine's thread."""
+        self._halves: deque[list[Work]] = deque()
+        """Parts of a batch that failed as a whole, to be run by themselves."""
+        self._kick_due = False
+        self._grace: asyncio.TimerHandle | None = None
+        self._stopped = False
         self._peers: dict[int, _PeerSocket] = {}
         self._next = 0
         self._server: Server | None = None
-        self._loop_task: asyncio.Task[None] | None = None
-        self._releasing: set[asyncio.Task[None]] = set()
         self._stop_by: float | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -185,8 +190,6 @@ class CloudServer:
             server_header=None,
             logger=discreet("outrider.cloud.socket"),
         )
-        self._loop_task = asyncio.create_task(self._run_engine(), name="outrider-engine-loop")
-        self._loop_task.add_done_callback(self._engine_loop_ended)
 
     @property
     def port(self) -> int:
@@ -209,15 +212,14 @@ class CloudServer:
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
-        if self._loop_task is not None:
-            self._loop_task.cancel()
-            await asyncio.gather(self._loop_task, return_exceptions=True)
         if self._closing is None:
             self._closing = asyncio.create_task(self._close_engine(), name="outrider-close-engine")
         await asyncio.shield(self._closing)
 
     async def _close_engine(self) -> None:
-        await asyncio.gather(*self._releasing, return_exceptions=True)
+        self._stopped = True
+        if self._grace is not None:
+            self._grace.cancel()
         self.service.stop()
         await self._engine.chore(self.desk.close)
         await asyncio.to_thread(self._engine.close)
@@ -294,8 +296,7 @@ class CloudServer:
             # Whatever happens, the tables first: they must not depend on a socket's goodwill.
             del self._peers[number]
             self.service.disconnected(number, time.monotonic())
-            self._free_slots()
-            self._wake.set()  # the loop waits anew, for the end of the sessions' grace
+            self._kick_soon()  # frees slots, and notes when the sessions' grace ends
             writer.cancel()
             watch.cancel()
             await asyncio.gather(writer, watch, return_exceptions=True)
@@ -315,8 +316,7 @@ class CloudServer:
                 replies = self.service.refuse(peer.number, error)
             self._dispatch(replies)
             peer.flush()
-            self._free_slots()
-            self._wake.set()
+            self._kick_soon()
 
     def _handle(self, peer: _PeerSocket, message: object, now: float) -> list[Outgoing]:
         if isinstance(message, Hello):
@@ -377,50 +377,65 @@ class CloudServer:
     def _unblocked(self, number: int) -> None:
         """A slow reader has caught up: its sessions may run again."""
         self.service.block(number, blocked=False)
-        self._wake.set()
+        self._kick_soon()
 
     # ---------------------------------------------------------------- the engine
 
-    async def _run_engine(self) -> None:
-        while True:
-            await self._woken()
-            self.service.tick(time.monotonic())
-            self._free_slots()
-            while work := self.service.batch():
-                await self._forward(work)
-                self._free_slots()
+    def _kick_soon(self) -> None:
+        """Start a forward once every frame that is here already has been read: they share it."""
+        if not self._kick_due:
+            self._kick_due = True
+            asyncio.get_running_loop().call_soon(self._kick)
 
-    async def _woken(self) -> None:
-        """Wait for something to do, or until detached sessions have waited long enough."""
-        due = self.service.deadline
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if due is None else max(0.0, due - time.monotonic())):
-                await self._wake.wait()
-        self._wake.clear()
-
-    def _engine_loop_ended(self, task: asyncio.Task[None]) -> None:
-        """Without its loop a server would look alive and answer nobody: end it instead."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("the engine loop failed", exc_info=error)
-            if self._server is not None:
-                self._server.close()
-
-    async def _forward(self, work: list[Work]) -> None:
-        """Run one batch and answer it."""
-        jobs = [_desk_job(item) for item in work]
-        try:
-            done: Timed[list[DeskResult]] = await self._engine.run(lambda: self.desk.run(jobs))
-        except Exception as error:  # noqa: BLE001 - whatever an engine throws, others go on
-            await self._forward_failed(work, error)
+    def _kick(self) -> None:
+        """Start the next forward, unless one is running; it kicks again when it is done."""
+        self._kick_due = False
+        if self._stopped:
             return
-        results = [Done(key=r.key, rows=r.rows, fed=r.fed, draft=r.draft) for r in done.value]
-        self._dispatch(self.service.finished(results, started=done.started, now=done.ended))
+        self.service.tick(time.monotonic())
+        self._free_slots()
+        if self._forwarding is None:
+            work = self._halves.popleft() if self._halves else self.service.batch()
+            if work:
+                self._forward(work)
+        self._set_grace()
 
-    async def _forward_failed(self, work: list[Work], error: Exception) -> None:
+    def _set_grace(self) -> None:
+        """Come back when detached sessions have waited long enough."""
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        due = self.service.deadline
+        if due is not None:
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(max(0.0, due - time.monotonic()), self._kick_soon)
+
+    def _forward(self, work: list[Work]) -> None:
+        self._forwarding = work
+        jobs = [_desk_job(item) for item in work]
+        self._engine.submit(lambda: self.desk.run(jobs), self._forwarded)
+
+    def _forwarded(self, outcome: Timed[list[DeskResult]] | BaseException) -> None:
+        """A forward is done: answer, and start the next one."""
+        work, self._forwarding = self._forwarding, None
+        assert work is not None, "a forward that nobody started"
+        if self._stopped:
+            return
+        if isinstance(outcome, Timed):
+            results = [
+                Done(key=r.key, rows=r.rows, fed=r.fed, draft=r.draft) for r in outcome.value
+            ]
+            self._dispatch(
+                self.service.finished(results, started=outcome.started, now=outcome.ended)
+            )
+        else:
+            self._forward_failed(work, outcome)
+        self._kick()
+
+    def _forward_failed(self, work: list[Work], error: BaseException) -> None:
         if len(work) > 1:
             middle = len(work) // 2
-            await self._forward(work[:middle])
-            await self._forward(work[middle:])
+            self._halves += (work[:middle], work[middle:])
             return
         known = isinstance(error, EngineError)
         log.warning("forward failed: %s", error, exc_info=None if known else error)
@@ -430,17 +445,19 @@ class CloudServer:
     def _free_slots(self) -> None:
         """Give engine slots of ended sessions back, on the engine's own thread."""
         keys, self.service.released = self.service.released, []
-        if keys:
-            task = asyncio.create_task(self._release(keys), name="outrider-release")
-            self._releasing.add(task)
-            task.add_done_callback(self._releasing.discard)
+        if not keys:
+            return
 
-    async def _release(self, keys: list[int]) -> None:
         def release() -> None:
             for key in keys:
                 self.desk.release(key)
 
-        await self._engine.chore(release)
+        self._engine.submit(release, _released, forward=False)
+
+
+def _released(outcome: Timed[None] | BaseException) -> None:
+    if isinstance(outcome, BaseException):
+        log.error("a slot could not be freed", exc_info=outcome)
 
 
 class _PeerSocket:

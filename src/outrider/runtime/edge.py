@@ -16,6 +16,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from websockets.asyncio.client import connect
@@ -34,7 +35,7 @@ from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits
 from outrider.runtime.discreet import discreet, without_secrets
 from outrider.runtime.local import MAX_DRAFT_LENGTH, GenerationResult, Timing
 from outrider.runtime.socket import FrameSocket
-from outrider.runtime.worker import EngineThread
+from outrider.runtime.worker import EngineThread, Timed
 from outrider.session.client import (
     GIVE_UP_AFTER,
     EdgeClient,
@@ -56,6 +57,8 @@ DIAL_TIMEOUT: Final = 10.0
 WS_HEADER_UP: Final = 6
 """Bytes WebSocket adds to a short client frame: two of header, four of mask."""
 WS_HEADER_DOWN: Final = 2
+MIN_TIMER_S: Final = 0.001
+"""The machine is not asked more often than this, whatever deadline it names."""
 _LONG_FRAME: Final = 126
 """From this payload size the WebSocket header is two bytes longer."""
 
@@ -223,6 +226,7 @@ class EdgeRuntime:
         """Every draft session that holds a slot."""
         self._running: dict[int, _Running] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket: FrameSocket | None = None
         self._sockets: set[FrameSocket] = set()
@@ -371,6 +375,8 @@ class EdgeRuntime:
 
     def _pump(self) -> None:
         """Carry out what the machine asks for, and set the timer."""
+        if self._closed:
+            return
         now = time.monotonic()
         output = self._client.take(now)
         for frame in output.frames:
@@ -383,19 +389,22 @@ class EdgeRuntime:
         if output.dial:
             self._spawn(self._dial(), "dial")
         for number, job in output.drafts:
-            self._spawn(self._draft(number, job), "draft")
+            self._draft(number, job)
         for event in output.events:
             self._route(event)
         self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
+        """A timer that is due too early is left alone: deadlines move on with every frame, and
+        a tick that comes for nothing sets the next one."""
+        deadline = self._client.deadline
+        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        deadline = self._client.deadline
-        if deadline is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, deadline - now), self._tick)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(MIN_TIMER_S, deadline - now), self._tick)
+        self._timer_at = deadline
 
     def _tick(self) -> None:
         self._timer = None
@@ -422,18 +431,25 @@ class EdgeRuntime:
 
     # ---------------------------------------------------------------- drafting
 
-    async def _draft(self, number: int, job: DraftJob) -> None:
+    def _draft(self, number: int, job: DraftJob) -> None:
         running = self._running.get(number)
         drafts = running.drafts if running is not None else None
-        draft: Draft = NO_DRAFT
-        if drafts is not None:
-            try:
-                done = await self._engine.run(lambda: drafts.propose(job.context, job.count))
-                draft = done.value
-                self.draft_seconds += done.ended - done.started
-            except Exception as error:  # noqa: BLE001 - a broken draft costs speed, no answer
-                log.warning("drafting failed: %s", _reason(error))
-                draft = NO_DRAFT
+        if drafts is None:
+            asyncio.get_running_loop().call_soon(self._drafted, number, NO_DRAFT)
+            return
+        self._engine.submit(
+            lambda: drafts.propose(job.context, job.count), partial(self._proposed, number)
+        )
+
+    def _proposed(self, number: int, outcome: Timed[Draft] | BaseException) -> None:
+        if isinstance(outcome, Timed):
+            self.draft_seconds += outcome.ended - outcome.started
+            self._drafted(number, outcome.value)
+        elif not self._closed:  # a broken draft costs speed, never the answer
+            log.warning("drafting failed: %s", _reason(outcome))
+            self._drafted(number, NO_DRAFT)
+
+    def _drafted(self, number: int, draft: Draft) -> None:
         self._client.drafted(number, draft, time.monotonic())
         self._pump()
 
@@ -491,7 +507,7 @@ class EdgeRuntime:
 
     async def _read(self, socket: FrameSocket) -> None:
         try:
-            async for frame in socket.frames():
+            while (frame := await socket.receive()) is not None:
                 if socket is not self._socket:
                     return
                 self._use.received(len(frame))

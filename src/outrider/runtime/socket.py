@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from typing import Final
 
 from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 from websockets.protocol import State
 
 from outrider.core.link import Link
@@ -19,7 +18,7 @@ FLUSH_S: Final = 0.5
 
 
 class FrameSocket:
-    """Frames out without waiting, frames in by iteration. Nothing is delivered after close."""
+    """Frames out without waiting, frames in one by one. Nothing is delivered after close."""
 
     def __init__(self, raw: ClientConnection, link: Link | None, *, seed: int) -> None:
         self._raw = raw
@@ -27,12 +26,14 @@ class FrameSocket:
         self._in: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue()
         self._up: ShapedPath | None = None
         self._down: ShapedPath | None = None
-        if link is not None:
+        self._closed = False
+        if link is None:
+            work = [self._write()]
+        else:
             self._up = ShapedPath(link.up(), self._raw.send, seed=seed)
             self._down = ShapedPath(link.down(), self._in.put, seed=seed + 1)
+            work = [self._up.run(), self._down.run(), self._hold(self._down)]
         loop = asyncio.get_running_loop()
-        work = [self._write(), self._read()]
-        work += [path.run() for path in (self._up, self._down) if path is not None]
         self._tasks = [loop.create_task(w, name="outrider-socket") for w in work]
 
     def send(self, frame: bytes) -> None:
@@ -53,31 +54,34 @@ class FrameSocket:
         except ConnectionClosed:
             return  # the reader reports it
 
-    async def _read(self) -> None:
-        """Frames to the queue, by way of the shaped path; then why there are no more."""
+    async def receive(self) -> bytes | None:
+        """The next frame; None once the peer closed. Raises ConnectionClosed if the link broke."""
+        if self._closed:
+            return None
+        if self._down is None:
+            return await self._next()
+        item = await self._in.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    async def _next(self) -> bytes | None:
+        try:
+            frame = await self._raw.recv()
+        except ConnectionClosedOK:
+            return None
+        return frame if isinstance(frame, bytes) else frame.encode()
+
+    async def _hold(self, down: ShapedPath) -> None:
+        """Frames into the shaped path; behind the last one, why there are no more."""
         end: BaseException | None = None
         try:
-            async for frame in self._raw:
-                data = frame if isinstance(frame, bytes) else frame.encode()
-                if self._down is not None:
-                    self._down.put(data)
-                else:
-                    self._in.put_nowait(data)
+            while (frame := await self._next()) is not None:
+                down.put(frame)
         except ConnectionClosed as error:
             end = error
-        if self._down is not None:
-            await self._down.drained()  # what was sent before the end arrives before it
+        await down.drained()
         self._in.put_nowait(end)
-
-    async def frames(self) -> AsyncIterator[bytes]:
-        """Frames as they arrive; ends when the peer closed, raises ConnectionClosed if it broke."""
-        while True:
-            item = await self._in.get()
-            if item is None:
-                return
-            if isinstance(item, BaseException):
-                raise item
-            yield item
 
     async def close(self) -> None:
         """Let the last frames out, for FLUSH_S at most, then close; safe to call twice."""
@@ -85,8 +89,9 @@ class FrameSocket:
             last = self._out.join() if self._up is None else self._up.drained()
             with contextlib.suppress(TimeoutError):  # a peer that does not read is owed nothing
                 await asyncio.wait_for(last, FLUSH_S)
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._in.put_nowait(None)  # whoever iterates is released
+        self._in.put_nowait(None)  # whoever waits for a frame is released
         await self._raw.close()

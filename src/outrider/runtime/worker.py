@@ -1,13 +1,20 @@
-"""One thread for one engine, so that a forward never blocks the event loop."""
+"""One thread for one engine, so that a forward never blocks the event loop.
+
+Handing a call over and its outcome back is most of what a round trip costs here, so the way is
+short: one queue there, one callback in the event loop back, no future in between.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -21,31 +28,76 @@ class Timed(Generic[T]):
     ended: float
 
 
+Told = Callable[[Timed[Any] | BaseException], None]
+"""Called in the event loop with what a call returned, or raised."""
+
+
 class EngineThread:
     """Runs calls one after the other on one thread of its own."""
 
     def __init__(self, name: str, *, pace: float = 0.0) -> None:
-        """`pace`: seconds added to every `run`, standing for a slower engine. Always stated."""
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        """`pace`: seconds added to every forward, standing for a slower engine. Always stated."""
         self.pace = pace
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._closed = False
 
-    async def run(self, call: Callable[[], T]) -> Timed[T]:
-        """Await `call()`, a forward, on the thread. A cancelled wait does not stop a running
-        call; the next call simply queues behind it."""
+    def submit(self, call: Callable[[], Any], told: Told, *, forward: bool = True) -> None:
+        """Run `call()` on the thread, then `told(outcome)` in this event loop. `forward`: it is
+        one, and is paced; opening and freeing slots is not. Raises RuntimeError once closed."""
+        if self._closed:
+            raise RuntimeError(f"the engine thread {self._thread.name} is closed")
+        if self._thread.ident is None:
+            self._thread.start()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._timed, call)
+        self._calls.put(partial(self._run, call, told, loop, self.pace if forward else 0.0))
 
     async def chore(self, call: Callable[[], T]) -> T:
-        """Await `call()`, which is no forward (opening and freeing slots): it is not paced."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        """Await `call()`, which is no forward. A cancelled wait does not stop the call; the next
+        one simply queues behind it."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
-    def _timed(self, call: Callable[[], T]) -> Timed[T]:
-        started = time.monotonic()
-        value = call()
-        if self.pace:
-            time.sleep(self.pace)
-        return Timed(value, started, time.monotonic())
+        def told(outcome: Timed[T] | BaseException) -> None:
+            if future.cancelled():
+                return
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome.value)
+
+        self.submit(call, told, forward=False)
+        return await future
+
+    def _work(self) -> None:
+        while (run := self._calls.get()) is not None:
+            run()
+
+    def _run(
+        self,
+        call: Callable[[], Any],
+        told: Told,
+        loop: asyncio.AbstractEventLoop,
+        pace: float,
+    ) -> None:
+        outcome: Timed[Any] | BaseException
+        if self._closed:
+            outcome = RuntimeError("the engine thread was closed")
+        else:
+            try:
+                started = time.monotonic()
+                value = call()
+                if pace:
+                    time.sleep(pace)
+                outcome = Timed(value, started, time.monotonic())
+            except BaseException as error:  # noqa: BLE001 - it is told where it can be handled
+                outcome = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            loop.call_soon_threadsafe(told, outcome)
 
     def close(self) -> None:
-        """Drop what is queued; wait for the running call."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Wait for the running call; queued ones are told that they will not run. Safe to call
+        twice, and from another thread than the loop's."""
+        self._closed = True
+        if self._thread.ident is not None:
+            self._calls.put(None)
+            self._thread.join()
