@@ -385,9 +385,16 @@ class EdgeClient:
                 times.append(live.complete_at + CONFIRM_WITHIN)
             elif live.phase is Phase.RUNNING and live.session.deadline is not None:
                 times.append(live.session.deadline)
-            elif self._link is _Link.UP and live.phase is Phase.STALE:
+            elif self._opens and live.phase is Phase.STALE:
                 times.append(live.not_before)
         return min((t for t in times if t < math.inf), default=None)
+
+    @property
+    def _opens(self) -> bool:
+        """May sessions be opened on the present connection?"""
+        connection = self._connection
+        up = self._link is _Link.UP and connection is not None
+        return up and connection is not None and connection.state is not State.DRAINING
 
     # ---------------------------------------------------------------- what to do
 
