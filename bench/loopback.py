@@ -2,8 +2,10 @@
 
 Verifier and edge share one process and one event loop and talk over a real WebSocket, so a round
 costs both sides' work one after the other and nothing is hidden behind the other side. The
-schedule is `sync`: draft K ids, send, judge, answer. The toy engines' own time (inside `forward`)
-is measured and taken out; everything else, thread hand-overs and system calls included, is ours.
+schedule is `sync`: draft K ids, send, judge, answer. The engines' own time (the target's
+forwards; making a draft, sampling from it included) is measured and taken out, as it is in
+bench/wire_cost.py, which has the machines alone; everything else, thread hand-overs and system
+calls included, is ours.
 Wall time needs a quiet machine; processor time does not.
 
     python bench/loopback.py [--rounds 2000] [--draft-length 4] [--profile] [--json]
@@ -65,7 +67,8 @@ async def measure(rounds: int, draft_length: int, profile: cProfile.Profile | No
     tokenizer = TableTokenizer(
         [bytes([65 + i % 26]) for i in range(VOCAB)], special_ids=set(), eos_token_ids=set()
     )
-    target, draft = Timed(cycle(40.0, 0), tokenizer), Timed(cycle(40.0, 7), tokenizer)
+    target = Timed(cycle(40.0, 0), tokenizer)
+    draft = ToyModel(cycle(40.0, 7), vocab_size=VOCAB, fingerprint=tokenizer.fingerprint)
     walls: list[float] = []
     cpus: list[float] = []
     async with (
@@ -92,7 +95,7 @@ async def measure(rounds: int, draft_length: int, profile: cProfile.Profile | No
             if profile is not None and seed == 2:
                 profile.enable()
             async for _ in stream:
-                engines = target.seconds + draft.seconds
+                engines = target.seconds + edge.draft_seconds
                 now = (time.perf_counter(), time.process_time(), engines)
                 if last is not None and seed > 1:  # the first answer warms up
                     out = now[2] - last[2]
