@@ -125,6 +125,16 @@ def test_logprobs_for_accepted_corrected_and_bonus():
     assert [e.logprob for e in accepted.logprobs] == pytest.approx([math.log(0.5)] * 2, abs=1e-6)
     assert [t for t, _ in accepted.logprobs[0].top] == [0, 1]
     assert verifier().judge(Draft(), table[:1], 2).logprobs == ()
+    # Field case 26's numbers, a row of its own for each: two accepted, then the bonus.
+    table = np.full((3, WIDTH), -30.0, dtype=np.float32)
+    for row, (p, others) in zip(table, ((0.5, 1), (0.3, 2), (0.2, 4)), strict=True):
+        row[3] = np.log(p)
+        row[[0, 1, 2, 4][:others]] = np.log((1 - p) / others)
+    forced = verifier(temperature=0.0, logprobs=0, logit_bias={3: 50.0})
+    judged = forced.judge(Draft(tokens=(3, 3)), table, 2)
+    assert judged.verdict == Verdict(drafted=2, accepted=2, token=3)
+    found = [e.logprob for e in judged.logprobs]
+    assert found == pytest.approx([-0.693147, -1.203973, -1.609438], abs=1e-5)
 
 
 # -- near-ties ----------

@@ -17,7 +17,7 @@ from outrider.core.tokens import SamplingParams
 from outrider.session.schedules import Schedule
 
 WARM_UP_TOKENS: Final = 8
-"""Tokens each arm makes before anything is counted."""
+"""Tokens of an answer that is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,8 @@ class Arm:
     exact: bool = True
     """Coupled rule on the target's own law: the ids must equal cloud-only's."""
     samples: list[Sample] = field(default_factory=list)
+    warm_up_answers: int = 0
+    """Answers made before the first that counts; 0: the figures are of a cold start."""
 
     def _sum(self, value: Callable[[Sample], float]) -> float:
         return sum(value(s) for s in self.samples)
@@ -102,6 +104,7 @@ class Arm:
             "name": self.name,
             "schedule": self.schedule and self.schedule.value,
             "answers": len(self.samples),
+            "warm_up_answers": self.warm_up_answers,
             "tokens": self.tokens,
             "ms_per_token": self.ms_per_token,
             "ttft_ms": self.ttft_ms,
@@ -120,11 +123,16 @@ async def compare(
     params: SamplingParams,
     *,
     seeds: Sequence[int] = (0,),
+    warm_up: int = 1,
 ) -> AsyncIterator[int]:
-    """Run every arm on every prompt and seed; yields the number of answers so far."""
+    """Run every arm on every prompt and seed; yields the number of answers so far.
+
+    `warm_up`: short answers that each arm makes first and that are not counted."""
     short = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens), min_tokens=0)
     for arm in arms:
-        await arm.answer(prompts[0], short)
+        for _ in range(warm_up):
+            await arm.answer(prompts[0], short)
+        arm.warm_up_answers = warm_up
     done = 0
     for seed in seeds:
         for prompt in prompts:
