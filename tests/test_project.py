@@ -235,3 +235,18 @@ def test_the_version_stands_in_one_place():
     assert done.stdout == f"outrider {PROJECT['version']}\n"
     for path in SOURCES:
         assert PROJECT["version"] not in path.read_text("utf-8"), path
+
+
+def test_field_cases_name_tests_that_exist():
+    """Forty rows, and no row outlives its tests."""
+    page = (ROOT / "tests" / "FIELD_CASES.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d\d) \|(.*)\|$", page, re.MULTILINE)
+    assert [number for number, _ in rows] == [f"{n:02}" for n in range(1, 41)]
+    for number, row in rows:
+        path = ""
+        named = re.findall(r"`([\w/.]*)::(\w+)`", row)
+        assert named or "not yet" in row, number
+        for file, test in named:
+            path = file or path
+            text = (ROOT / "tests" / path).read_text(encoding="utf-8")
+            assert re.search(rf"^(?:async )?def {test}\(", text, re.MULTILINE), (number, test)
