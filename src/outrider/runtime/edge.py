@@ -120,7 +120,8 @@ class EdgeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUse:
-    """What an answer cost on the wire."""
+    """What went over this edge's link while the answer ran. Answers that run at the same time share
+    the link, and each counts all of it."""
 
     payload_up: int
     """Bytes of protocol frames."""
