@@ -41,7 +41,7 @@ from outrider.session.schedules import Schedule
 from runtime.proxy import Cut, Proxy
 
 LONG = SamplingParams(seed=5, max_tokens=90, temperature=1.0, ignore_eos=True)
-BEAT = 0.1
+BEAT = 0.2
 """Heartbeat of the runs that need one, in seconds."""
 
 
@@ -138,7 +138,7 @@ def test_a_black_hole_that_heals(schedule: Schedule):
             proxy.heal()
             heard = await answer
             same(heard, alone(LONG))
-            assert heard.result.link.reconnects == 1
+            assert heard.result.link.reconnects >= 1
             short = replace(LONG, max_tokens=5)
             same(await hear(await runtime.stream(ask(short, schedule))), alone(short))
 
@@ -227,7 +227,7 @@ def test_a_verifier_killed_and_started_again():
                 answer.cancel()
                 await second.stop()
         same(heard, expected)
-        assert heard.result.link.reconnects == 1
+        assert heard.result.link.reconnects >= 1
         assert runtime._client.tally.reopened == 1
 
     run(work())

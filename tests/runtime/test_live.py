@@ -207,10 +207,10 @@ def test_the_link_may_be_shaped():
 
 def test_a_connection_that_idles_serves_the_next_answer():
     async def work() -> None:
-        async with pair(heartbeat=0.1, cloud={"heartbeat": 0.1}) as both:
+        async with pair(heartbeat=0.25, cloud={"heartbeat": 0.25}) as both:
             params = SamplingParams(seed=2, max_tokens=8)
             same(await both.ask(ask(params)), alone(params))
-            await asyncio.sleep(0.5)  # several heartbeats
+            await asyncio.sleep(0.6)  # a few heartbeats
             heard = await both.ask(ask(params))
             same(heard, alone(params))
             assert both.edge._client.tally.dials == 1
