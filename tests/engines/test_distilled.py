@@ -31,7 +31,14 @@ from outrider.engines.decoder import (  # noqa: E402
     geometry_of,
     target_fingerprint,
 )
-from outrider.engines.distilled import DistilledModel, merged_layer  # noqa: E402
+from outrider.engines.distilled import (  # noqa: E402
+    DistilledModel,
+    Int4Linear,
+    Int8Linear,
+    Linear,
+    make_product,
+    merged_layer,
+)
 from outrider.engines.draftfile import (  # noqa: E402
     DraftFile,
     DraftHeader,
@@ -134,6 +141,36 @@ def test_int8_stays_close_to_float32(family: str) -> None:
     for rows in (fresh_rows(small, IDS), feed(small, small.open(), IDS)):
         correlation = np.corrcoef(rows.ravel(), exact.ravel())[0, 1]
         assert correlation > 0.99
+
+
+@pytest.mark.skipif(not hasattr(torch, "_weight_int4pack_mm_for_cpu"), reason="no int4 here")
+def test_int4_products() -> None:
+    noise = torch.Generator().manual_seed(3)
+    codes = torch.randint(16, (128, 64), generator=noise).float()
+    codes[:, ::32], codes[:, 1::32] = 0, 15  # both ends occur, as in a Q4_1 file
+    weight = codes * 0.02 - 0.13
+    product = make_product(weight, torch.bfloat16, "int4")
+    assert isinstance(product, Int4Linear)
+    x = torch.randn(12, 64, generator=noise).bfloat16()
+    expected = x.float() @ weight.T
+    for rows in (1, 8, 12):
+        error = product(x[:rows]).float() - expected[:rows]
+        assert float(error.std() / expected.std()) < 0.02
+    narrow = make_product(weight[:48], torch.bfloat16, "int4")  # no multiple of 64 outputs
+    assert isinstance(narrow, Int8Linear)
+    assert isinstance(make_product(weight[:, :40], torch.bfloat16, "int8"), Linear)
+
+
+def test_the_file_says_what_to_run_it_in() -> None:
+    model = FAMILIES["qwen2"]()
+    draft = make_draft(model)
+    header = dataclasses.replace(draft.header, precision="int4")
+    other = dataclasses.replace(draft, header=header)
+    assert engine(model, draft, compute="auto").info.dtype == "int8"
+    small = engine(model, other, compute="auto")
+    assert small.info.dtype == "int4"
+    exact = fresh_rows(engine(model), IDS)
+    assert np.corrcoef(fresh_rows(small, IDS).ravel(), exact.ravel())[0, 1] > 0.9
 
 
 def test_rollback_equals_fresh() -> None:

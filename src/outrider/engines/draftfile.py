@@ -74,6 +74,8 @@ class DraftHeader:
     """Name of the target, for people."""
     fingerprint: str
     """Content hash of the target (`target_fingerprint`), hex: what decides."""
+    precision: str = "int8"
+    """What its products are best run in, where the machine can: 'int8' or 'int4'."""
     provenance: Mapping[str, Any]
     """How it was made and what it reached: seed, data, steps, acceptance. Never needed to run."""
 
