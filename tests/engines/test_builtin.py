@@ -129,6 +129,17 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
     assert not builtin._intact(path.with_name("other"))
 
 
+def test_others_may_read_the_cache(tmp_path: Path) -> None:
+    """Filled by one user, as in an image's build, and read by another."""
+    plain = tmp_path / "plain"
+    plain.touch()
+    with builtin._written(tmp_path / "file") as fresh:
+        fresh.touch(mode=0o600)
+    for name in ("file", "checksums.json"):
+        assert (tmp_path / name).stat().st_mode == plain.stat().st_mode
+    assert {p.name for p in tmp_path.iterdir()} == {"plain", "file", "checksums.json"}
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with builtin._written(path) as fresh:

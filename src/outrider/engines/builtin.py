@@ -218,6 +218,10 @@ def _written(path: Path) -> Iterator[Path]:
         fresh = Path(folder) / path.name
         yield fresh
         value = _crc32(fresh)
+        # Some writers make files for their owner alone, but a cache may be shared: as `open` does.
+        plain = Path(folder) / "plain.mode"
+        plain.touch()
+        fresh.chmod(plain.stat().st_mode)
         fresh.replace(path)
         _note(path, value)
 
@@ -230,9 +234,10 @@ def _note(path: Path, value: int) -> None:
         sums = json.loads(book.read_text())
     except (OSError, ValueError):
         sums = {}
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".new-", delete=False) as file:
-        json.dump({**sums, path.name: value}, file)
-    Path(file.name).replace(book)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
+        fresh = Path(folder) / book.name
+        fresh.write_text(json.dumps({**sums, path.name: value}))
+        fresh.replace(book)
 
 
 def _ensure_weights(dtype: str, tell: Progress) -> Path:
