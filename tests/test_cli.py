@@ -290,6 +290,8 @@ BAD = {
         ["hi", "--schedule", "edge-only", "--cloud", "ws://x", "--link", "rtt=1ms"],
         "--link needs a network",
     ),
+    "dtype, cloud": (["hi", "--dtype", "float32", "--cloud", "ws://x"], "outrider cloud"),
+    "no bits, cloud": (["hi", "--no-deterministic", "--cloud", "ws://x"], "outrider cloud"),
     "negative K, cloud": (
         ["hi", "--draft-length", "-1", "--target", "toy", "--draft", "toy", "--cloud", "ws://x"],
         "--draft-length: must be in",

@@ -229,6 +229,10 @@ def generate(
     )
     text = read_prompt(prompt)
     if cloud is not None and schedule is not Schedule.EDGE_ONLY:
+        if dtype is not Dtype.AUTO or not deterministic:
+            raise CommandError(
+                "--dtype and --no-deterministic are the verifier's: give them to outrider cloud"
+            )
         remote.answer(
             remote.Remote(
                 url=cloud,
