@@ -6,6 +6,8 @@ PYTHON ?= python3
 # Which torch build: auto = CPU where there is no GPU; or cpu, cu130, rocm6.4, ...
 TORCH_BACKEND ?= auto
 TESTS ?= tests
+# Test processes; one a core.
+JOBS ?= auto
 ARGS ?=
 
 VENV := .venv
@@ -17,7 +19,7 @@ CODE := src tests $(wildcard bench)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check lint format bench pins clean FORCE
+.PHONY: help setup demo test slow check lint format bench pins clean FORCE
 
 help: ## show this list
 	@echo "Outrider: edge-cloud speculative decoding. Start with 'make demo'."
@@ -29,8 +31,11 @@ demo: $(STAMP) ## a real model pair answers here, then plain decoding against sp
 	@$(PY) -m outrider pull
 	@$(PY) -m outrider demo $(ARGS)
 
-test: $(STAMP) ## all tests (TESTS=tests/core ARGS='-k name' narrows)
-	@$(PY) -m pytest $(ARGS) $(TESTS)
+test: $(STAMP) ## the tests (TESTS=tests/core ARGS='-k name' narrows)
+	@$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS) $(TESTS)
+
+slow: $(STAMP) ## the tests that take longer: whole weights, long walks (minutes)
+	@$(PY) -m pytest -m slow $(ARGS) $(TESTS)
 
 check: lint test ## everything CI asks: format, lint, types, import contracts, tests
 
