@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from outrider.core import rng
 from outrider.engines.absent import AbsentModel
 from outrider.engines.base import (
     EngineError,
@@ -241,7 +242,9 @@ def _load_toy(spec: str, *, max_slots: int) -> Loaded:
     law = random_law(seed, tokenizer.vocab_size)
     if share:
         other = random_law(seed + 1, tokenizer.vocab_size)
-        law = blend_law(law, other, share, seed)
+        # Another seed than the law's: its likely tokens are those that hash high, and where the
+        # share hung on the same hash no context of its own text would ever follow the other law.
+        law = blend_law(law, other, share, rng.mix((seed + rng.GOLDEN) & rng.MASK))
     model = ToyModel(
         law,
         vocab_size=tokenizer.vocab_size,

@@ -85,7 +85,10 @@ def random_law(seed: int, width: int, *, order: int = 2, sharpness: float = 2.0)
 
 
 def blend_law(first: Law, second: Law, share: float, seed: int) -> Law:
-    """`second` at a `share` of contexts (chosen by a hash of the context), `first` elsewhere."""
+    """`second` at a `share` of contexts (chosen by a hash of the context), `first` elsewhere.
+
+    `seed` must be another than `random_law`'s of either, or the text itself chooses its contexts.
+    """
 
     def law(context: tuple[int, ...]) -> FloatRow:
         state = seed
