@@ -22,7 +22,7 @@ from outrider.commands.options import DEFAULT_TARGET, Json
 from outrider.engines.base import EngineError
 
 if TYPE_CHECKING:
-    from outrider.distill.run import DistillReport
+    from outrider.distill.run import DistillConfig, DistillReport
     from outrider.distill.run import Progress as Stage
     from outrider.distill.run import Target as Teacher
 
@@ -72,9 +72,7 @@ def distill(
     outrider generate "Hello" --target ./my-model --draft work/draft.safetensors
     ```
     """
-    from outrider.distill.run import DistillConfig
     from outrider.distill.run import distill as make
-    from outrider.distill.run import quick as quick_config
 
     chosen: dict[str, Any] = {
         "output": output,
@@ -82,20 +80,8 @@ def distill(
         "held_out": tuple(held_out or ()),
         "seed": seed,
     }
-    sizes: dict[str, Any] = {
-        "corpus_tokens": tokens,
-        "layers": layers,
-        "support": support,
-        "steps": steps,
-    }
-    try:
-        config = (
-            quick_config(work, **chosen)
-            if quick
-            else DistillConfig(work=work, corpus_tokens=tokens, **chosen, **sizes)
-        )
-    except ValueError as error:
-        raise CommandError(str(error)) from None
+    sizes = {"corpus_tokens": tokens, "layers": layers, "support": support, "steps": steps}
+    config = settings(work, chosen, sizes, quick=quick)
     with console.waiting(f"loading {target}"):
         teacher = _load(target)
     with _Bars() as bars:
@@ -104,6 +90,20 @@ def distill(
         console.print_json(report.as_dict())
     else:
         _show(report)
+
+
+def settings(
+    work: Path, chosen: dict[str, Any], sizes: dict[str, Any], *, quick: bool
+) -> DistillConfig:
+    """The options as a configuration; --quick brings sizes of its own."""
+    from outrider.distill import run
+
+    try:
+        if quick:
+            return run.quick(work, **chosen)
+        return run.DistillConfig(work=work, **chosen, **sizes)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
 
 
 def _load(spec: str) -> Teacher:

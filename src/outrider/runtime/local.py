@@ -6,6 +6,7 @@ is in `core` and `session`, where the networked drivers use it too.
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -47,6 +48,14 @@ class GenerationRequest:
     """Most drafts a block; 0 = the target alone."""
 
     def __post_init__(self) -> None:
+        try:
+            ids = tuple(operator.index(token) for token in self.prompt_ids)
+        except TypeError:
+            raise ParameterError("prompt", "must be a sequence of token ids") from None
+        if not isinstance(self.params, SamplingParams) or self.rule not in tuple(Rule):
+            raise ParameterError("rule", "needs SamplingParams and one of the rules of core.tokens")
+        object.__setattr__(self, "prompt_ids", ids)
+        object.__setattr__(self, "rule", Rule(self.rule))
         if isinstance(self.draft_length, bool) or not isinstance(self.draft_length, int):
             raise ParameterError("draft_length", f"must be an integer, got {self.draft_length!r}")
         if not 0 <= self.draft_length <= MAX_DRAFT_LENGTH:

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from outrider.core.draft import Draft as CoreDraft
-from outrider.core.tokens import FinishReason, Rule
+from outrider.core.tokens import FinishReason, ParameterError, Rule
 from outrider.proto.connection import HEARTBEAT, Connection, Role, State
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import (
@@ -472,6 +472,12 @@ class EdgeClient:
             limit = connection.limits.prompt_tokens
             self._fail(number, Code.TOO_LARGE, f"{sequence.base} ids, the verifier takes {limit}")
             return
+        if connection.peer is not None:
+            try:
+                session.generation.fit(connection.peer.context_length)
+            except ParameterError as error:
+                self._fail(number, Code.CONTEXT, str(error))
+                return
         if live.phase is Phase.STALE:
             self.tally.reopened += 1
         self._enter(live, "OPEN sent", now)

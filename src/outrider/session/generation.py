@@ -11,7 +11,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from outrider.core.draft import Draft
@@ -119,6 +119,19 @@ class Generation:
         self.finish: FinishReason | None = None
         self._text = text
         self._stops = StopText(params.stop)
+
+    def fit(self, context_length: int) -> None:
+        """The verifier's window is smaller than was thought: the limit shrinks with it.
+
+        Raises ParameterError when what is already there does not fit.
+        """
+        room = context_length - self.sequence.prompt_length
+        if room <= self.sequence.output_length:
+            have = self.sequence.base
+            raise ParameterError(
+                "prompt", f"has {have} tokens with its answer; the verifier takes {context_length}"
+            )
+        self.rules = replace(self.rules, limit=min(self.rules.limit, room))
 
     @property
     def tokens_left(self) -> int:
