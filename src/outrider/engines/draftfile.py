@@ -185,7 +185,21 @@ def save(path: Path, draft: DraftFile) -> None:
     metadata = {"format": FORMAT, "version": str(VERSION), "draft": body}
     scratch = path.with_suffix(path.suffix + ".part")
     save_file({k: v.contiguous() for k, v in tensors.items()}, scratch, metadata=metadata)
+    _in_order(scratch)
     scratch.replace(path)
+
+
+def _in_order(path: Path) -> None:
+    """Sort the file's metadata: safetensors writes it in an order that changes from call to
+    call, and the same draft should be the same bytes."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= length:  # the format allows blanks behind the header
+            file.seek(8)
+            file.write(text.ljust(length))
 
 
 def read_header(path: Path) -> DraftHeader:
