@@ -129,3 +129,10 @@ def test_how_many_drafts_pay(acceptance: float, slope: float, best: int):
 
     costs = RowCosts([(r, 0.03 * (1 + slope * (r - 1))) for r in range(1, 10)])
     assert worth_judging(8, Known(), costs) == best
+
+
+def test_one_slow_forward_of_a_new_row_count_does_not_make_many_rows_look_free():
+    costs = RowCosts([(1, 0.069), (2, 0.072), (4, 0.075), (8, 0.076), (16, 0.147)])
+    costs.observe(3, 0.140)  # a block cut at a bucket border took two passes
+    assert costs.seconds(3) < 0.076
+    assert costs.seconds(16) / costs.seconds(8) > 1.8

@@ -70,16 +70,17 @@ class RowCosts:
     __slots__ = ("_means",)
 
     def __init__(self, seed: Sequence[tuple[int, float]] = ()) -> None:
-        self._means: dict[int, float] = {}
-        for rows, seconds in seed:
-            self.observe(rows, seconds)
+        self._means = {rows: seconds for rows, seconds in seed if rows > 0 and seconds > 0.0}
 
     def observe(self, rows: int, seconds: float) -> None:
         """One forward over `rows` rows took `seconds`."""
         if rows < 1 or not seconds > 0.0:
             return
-        old = self._means.get(rows)
-        self._means[rows] = seconds if old is None else FORGET * old + (1.0 - FORGET) * seconds
+        # A row count seen for the first time starts from what its neighbours say: taken as it
+        # is, one slow forward would lift the whole (monotone) curve behind it and make many
+        # rows look free.
+        known = self._means.get(rows, self.seconds(rows) if self._means else None)
+        self._means[rows] = seconds if known is None else FORGET * known + (1.0 - FORGET) * seconds
 
     def __bool__(self) -> bool:
         return bool(self._means)
