@@ -20,6 +20,9 @@ PRIOR_ACCEPTANCE: Final = 0.6
 PRIOR_WEIGHT: Final = 4.0
 """Observations that the prior is worth."""
 
+SEED_WEIGHT: Final = 50
+"""Observations that a row count measured before is worth: from there on it is only followed."""
+
 
 class PrefixCurve:
     """Conditional acceptance by index in the block, with forgetting and a prior."""
@@ -67,20 +70,30 @@ class RowCosts:
     `seed` gives a curve measured before (rows, seconds); observations take over from it.
     """
 
-    __slots__ = ("_means",)
+    __slots__ = ("_counts", "_means", "_seeded")
 
     def __init__(self, seed: Sequence[tuple[int, float]] = ()) -> None:
         self._means = {rows: seconds for rows, seconds in seed if rows > 0 and seconds > 0.0}
+        self._seeded = bool(self._means)
+        self._counts = dict.fromkeys(self._means, SEED_WEIGHT)
 
     def observe(self, rows: int, seconds: float) -> None:
         """One forward over `rows` rows took `seconds`."""
         if rows < 1 or not seconds > 0.0:
             return
-        # A row count seen for the first time starts from what its neighbours say: taken as it
+        count = self._counts.get(rows, 0)
+        self._counts[rows] = count + 1
+        known = self._means.get(rows)
+        if known is None and not self._seeded:
+            self._means[rows] = seconds
+            return
+        # On a measured curve a new row count starts from what its neighbours say: taken as it
         # is, one slow forward would lift the whole (monotone) curve behind it and make many
         # rows look free.
-        known = self._means.get(rows, self.seconds(rows) if self._means else None)
-        self._means[rows] = seconds if known is None else FORGET * known + (1.0 - FORGET) * seconds
+        if known is None:
+            known = self.seconds(rows)
+        rate = max(1.0 - FORGET, 1.0 / (count + 3)) if self._seeded else 1.0 - FORGET
+        self._means[rows] = known + rate * (seconds - known)
 
     def __bool__(self) -> bool:
         return bool(self._means)
