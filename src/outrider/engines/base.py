@@ -175,3 +175,13 @@ def plan_prefix(cached: Sequence[int], wanted: Sequence[int]) -> int:
             break
         n += 1
     return n
+
+
+def keep_prefix(model: LanguageModel, slot: int, ids: Sequence[int]) -> int:
+    """Cut a slot to what it shares with `ids`, short of the last; how much it then holds.
+
+    The last id always stays to be fed: its row of logits is the one that is needed next.
+    """
+    kept = min(plan_prefix(model.tokens(slot), ids), len(ids) - 1)
+    model.truncate(slot, kept)
+    return kept

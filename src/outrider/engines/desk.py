@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.tokens import Rule, SamplingParams
-from outrider.engines.base import Block, EngineError, FloatRow, LanguageModel, plan_prefix
+from outrider.engines.base import Block, EngineError, FloatRow, LanguageModel, keep_prefix
 from outrider.engines.drafters import Drafter, DraftSession
 
 
@@ -86,9 +86,7 @@ class SlotDesk:
 
     def _block(self, job: DeskJob, drafts: tuple[int, ...], busy: set[int]) -> Block:
         slot = self._slot(job.key, busy)
-        kept = min(plan_prefix(self.model.tokens(slot), job.committed), len(job.committed) - 1)
-        if kept < self.model.length(slot):
-            self.model.truncate(slot, kept)
+        kept = keep_prefix(self.model, slot, job.committed)
         tokens = (*job.committed[kept:], *drafts)
         return Block(slot=slot, start=kept, tokens=tokens, rows=len(drafts) + 1)
 

@@ -18,7 +18,7 @@ from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.rng import Purpose
 from outrider.core.sampling import Distribution, History, RowError, SamplingPipeline
 from outrider.core.tokens import Rule, SamplingParams
-from outrider.engines.base import Block, EngineError, LanguageModel, plan_prefix
+from outrider.engines.base import Block, EngineError, LanguageModel, keep_prefix, plan_prefix
 from outrider.engines.lookup import NgramIndex
 
 
@@ -101,9 +101,7 @@ class _ModelVoice:
     def start(self, committed: Sequence[int]) -> None:
         """Make slot and history a prefix of the committed ids; at least one id stays to feed."""
         assert self._slot is not None, "the draft session is closed"
-        kept = min(plan_prefix(self._model.tokens(self._slot), committed), len(committed) - 1)
-        if kept < self._model.length(self._slot):
-            self._model.truncate(self._slot, kept)
+        keep_prefix(self._model, self._slot, committed)
         output = committed[self._prompt_length :]
         if self._history is None:
             self._history = History(committed[: self._prompt_length])

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.sampling import RowError
 from outrider.core.tokens import FinishReason, ParameterError, Rule, SamplingParams, TokenLogprob
-from outrider.engines.base import Block, EngineError, LanguageModel, plan_prefix
+from outrider.engines.base import Block, EngineError, LanguageModel, keep_prefix
 from outrider.engines.drafters import Drafter, DraftSession
 from outrider.session.generation import Counters, Generation, Step, TextStream
 from outrider.session.verifier import Judgement, Verifier
@@ -335,10 +335,7 @@ class _Life:
             )
 
     def _reuse_prefix(self) -> None:
-        target = self._owner.target
-        prompt = self._request.prompt_ids
-        kept = min(plan_prefix(target.tokens(self._slot), prompt), len(prompt) - 1)
-        target.truncate(self._slot, kept)
+        keep_prefix(self._owner.target, self._slot, self._request.prompt_ids)
 
     def round(self) -> Step:
         """Draft, verify, commit: one block."""
@@ -375,9 +372,7 @@ class _Life:
 
     def _drop_unjudged(self) -> None:
         """The slot keeps what was committed, except the newest token, which it never saw."""
-        target, committed = self._owner.target, self.generation.sequence.committed
-        kept = min(plan_prefix(target.tokens(self._slot), committed), len(committed) - 1)
-        target.truncate(self._slot, kept)
+        keep_prefix(self._owner.target, self._slot, self.generation.sequence.committed)
 
     def end(self) -> None:
         """Release what the request holds. Safe to call twice."""
