@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from outrider.core.sampling import Distribution
 
@@ -32,3 +36,31 @@ class Draft:
 
 NO_DRAFT = Draft()
 """Nothing drafted: the target decodes alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSignal:
+    """What the draft engine knows after drawing a token; for rules that stop a block early."""
+
+    index: int
+    """Place in the block, 0 the first."""
+    probability: float
+    """q(x) of the token drawn."""
+    entropy: float
+    """Of q, nats."""
+    hidden: npt.NDArray[np.float32] | None = None
+    """The draft model's last hidden state [width], where it has one to show."""
+
+
+class StopRule(Protocol):
+    """Ends a block early. Used on the draft engine's thread: it holds no shared state."""
+
+    needs_hidden: bool
+
+    def start(self) -> None:
+        """A new block begins."""
+        ...
+
+    def stop(self, signal: DraftSignal) -> bool:
+        """Was this token (which stays in the block) the last one worth drafting?"""
+        ...
