@@ -31,7 +31,7 @@ class Never:
         facts.refuse_options()
         self.name = "never"
 
-    def decide(self, observation: Observation) -> Decision:
+    def decide(self, observation: Observation) -> Decision:  # noqa: ARG002
         return Decision(length=0)
 
     def observe(self, outcome: Outcome, now: float) -> None:
