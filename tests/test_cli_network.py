@@ -23,9 +23,10 @@ from outrider.proto.messages import Code
 from outrider.runtime.cloud import read_tokens
 from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRequest, EdgeRuntime
 from outrider.runtime.local import GenerationRequest, LocalGenerator
-from outrider.runtime.process import CloudProcess, CloudProcessError
+from outrider.runtime.process import CloudProcess, CloudProcessError, pin
 from outrider.session.schedules import Schedule
 
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 TARGET = ("--target", "toy:1")
 DRAFT = ("--draft", "toy:1:0.4")
 ANSWER = ("--seed", "7", "--max-tokens", "24", "--temperature", "1", "--ignore-eos")
@@ -205,6 +206,65 @@ def test_a_verifier_that_cannot_start_says_why():
             await task
         assert cancelled._process is not None
         assert cancelled._process.returncode is not None, "no orphan is left"
+
+    run(work())
+
+
+def test_a_verifier_ends_with_the_process_that_started_it(tmp_path):
+    """A bench that is killed cannot stop its child any more: the child sees its input end."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import asyncio, sys, time\n"
+        "from outrider.runtime.process import CloudProcess\n"
+        "async def main():\n"
+        "    async with CloudProcess(['--model', 'toy:1']) as cloud:\n"
+        "        print(cloud.pid, flush=True)\n"
+        "        await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+
+    async def work() -> None:
+        parent = await asyncio.create_subprocess_exec(
+            sys.executable, str(script), stdout=asyncio.subprocess.PIPE
+        )
+        assert parent.stdout is not None
+        child = int(await parent.stdout.readline())
+        parent.kill()
+        await parent.wait()
+        await until(lambda: not alive(child))
+
+    run(work())
+
+
+def alive(pid: int) -> bool:
+    """Does the process run? An ended one whose new parent has not read its code does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="one core: nothing to pin to")
+def test_pinning_reaches_every_thread_and_is_not_inherited_by_the_next_child():
+    """A process pinned to one core still starts a verifier on the other (a bench did not, and
+    measured both sides on one core)."""
+
+    async def work() -> None:
+        before = os.sched_getaffinity(0)
+        async with CloudProcess(["--model", "toy:1"]) as running:
+            assert pin(running.pid, 1)
+            for task in Path(f"/proc/{running.pid}/task").iterdir():
+                assert os.sched_getaffinity(int(task.name)) == {CORES[1]}
+        try:
+            assert pin(os.getpid(), 1)
+            async with CloudProcess(["--model", "toy:1"], core=0) as cloud:
+                assert cloud.pinned
+                for task in Path(f"/proc/{cloud.pid}/task").iterdir():
+                    assert os.sched_getaffinity(int(task.name)) == {CORES[0]}
+        finally:
+            for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+                os.sched_setaffinity(int(task.name), before)
 
     run(work())
 

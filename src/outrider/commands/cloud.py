@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,6 +92,15 @@ def cloud(
             metavar="SECONDS", min=0.0, help="After SIGTERM, let running answers finish so long."
         ),
     ] = 30.0,
+    until_eof: Annotated[
+        bool,
+        typer.Option(
+            "--until-eof",
+            metavar="",
+            help="Stop when standard input ends: for a program that starts this one and holds "
+            "its input open.",
+        ),
+    ] = False,
 ) -> None:
     """Serve a target model: edges send guesses, this side checks them.
 
@@ -131,11 +144,17 @@ def cloud(
         drafter = load_drafter(draft, loaded, device=device, threads=threads)
         costs = row_costs(loaded.model, added=config.pace)
     desk = SlotDesk(loaded.model, drafter)
-    asyncio.run(_serve(desk, loaded.tokenizer, config, drain, costs))
+    asyncio.run(_serve(desk, loaded.tokenizer, config, drain, costs, until_eof=until_eof))
 
 
 async def _serve(
-    desk: Any, tokenizer: Any, config: Any, drain: float, costs: list[tuple[int, float]]
+    desk: Any,
+    tokenizer: Any,
+    config: Any,
+    drain: float,
+    costs: list[tuple[int, float]],
+    *,
+    until_eof: bool,
 ) -> None:
     from outrider.control.costs import RowCosts
     from outrider.runtime.cloud import CloudServer
@@ -152,6 +171,8 @@ async def _serve(
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, asked.set)
     loop.add_signal_handler(signal.SIGINT, hurry)
+    if until_eof:
+        watch_input(hurry)
     scheme = "wss" if config.certificate else "ws"
     host = f"[{config.host}]" if ":" in config.host else config.host
     sys.stdout.write(f"{LISTENING}{scheme}://{host}:{server.port}\n")
@@ -172,3 +193,18 @@ async def _serve(
         await server.stop()
     impatient.cancel()
     await draining
+
+
+def watch_input(ended: Callable[[], None]) -> None:
+    """Call `ended` in this event loop once standard input ends. A thread, because not every kind
+    of standard input can be waited for in a loop; what is read is thrown away."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while os.read(0, 4096):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it is over anyway
+            loop.call_soon_threadsafe(ended)
+
+    threading.Thread(target=read, name="until-eof", daemon=True).start()

@@ -24,21 +24,31 @@ class CloudProcessError(RuntimeError):
     """The child did not come up; the message holds the last line it said."""
 
 
+_CORES: Final = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+"""What this process may run on before it pins itself: a pinned process, and every child and
+thread of it, sees only its own core afterwards."""
+
+
 def pin(pid: int, core: int) -> bool:
     """Keep a process on one core, where the system can; True when it is pinned.
 
     On a small machine edge and cloud would otherwise chase each other over the cores, and the
-    times would say more about that than about the schedule.
+    times would say more about that than about the schedule. `core` counts from 0 among the cores
+    that this process was started on.
     """
-    if not hasattr(os, "sched_setaffinity"):
+    if len(_CORES) < 2 or core >= len(_CORES):
         return False
-    allowed = sorted(os.sched_getaffinity(0))
-    if len(allowed) < 2 or core >= len(allowed):
+    try:
+        # Threads that run already keep what they inherited: tell each.
+        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208
+    except OSError:
+        threads = [pid]
+    try:
+        for thread in threads:
+            os.sched_setaffinity(thread, {_CORES[core]})
+    except OSError:
         return False
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(pid, {allowed[core]})
-        return True
-    return False
+    return True
 
 
 class CloudProcess:
@@ -47,7 +57,17 @@ class CloudProcess:
     def __init__(self, arguments: Sequence[str], *, core: int | None = None) -> None:
         """`arguments` of `outrider cloud`; `--listen 127.0.0.1:0` is added when none is given."""
         listen = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
-        self._command = [sys.executable, "-m", "outrider", "cloud", *listen, *arguments]
+        # Its input is held open and never written: when this process dies, however it does,
+        # the child sees the end.
+        self._command = [
+            sys.executable,
+            "-m",
+            "outrider",
+            "cloud",
+            "--until-eof",
+            *listen,
+            *arguments,
+        ]
         self._core = core
         self._process: asyncio.subprocess.Process | None = None
         self._readers: list[asyncio.Task[None]] = []
@@ -71,6 +91,7 @@ class CloudProcess:
         """Start and wait until it listens. Raises CloudProcessError with what it said."""
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=LONGEST_LINE,
