@@ -13,7 +13,10 @@ from typing import Final
 
 from outrider.engines.base import Block, LanguageModel
 
-ROWS: Final = (1, 2, 4, 8, 16)
+ROWS: Final = (1, 2, 4, 8, 9, 16, 17)
+"""Powers of two, and the row behind 8 and 16: a kernel or a pass of fixed shape ends there, and
+the cost jumps. Between 8 and 16 measured alone, nine rows would look like a little more than
+eight and cost twice as much."""
 CONTEXT: Final = 128
 """Tokens behind which the rows stand: a short conversation."""
 REPEATS: Final = 3
