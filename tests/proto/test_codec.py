@@ -35,6 +35,7 @@ from outrider.proto.messages import (
     Resume,
     Row,
     Sampling,
+    Steer,
     Tokens,
     Verdict,
 )
@@ -91,6 +92,10 @@ GOLDEN: list[tuple[Message, str]] = [
             weights=struct.pack("<2f", -1.0, 0.5),
         ),
         "25 01 09 02 03000000 05000000 000080bf 0000003f",
+    ),
+    (
+        Steer(session=5, step="wait"),
+        "10 83 a474797065 a57374656572 a773657373696f6e 05 a473746570 a477616974",
     ),
     (Cancel(session=5), "10 82 a474797065 a663616e63656c a773657373696f6e 05"),
     (Ping(stamp=0.5), "10 82 a474797065 a470696e67 a57374616d70 cb3fe0000000000000"),
@@ -225,6 +230,7 @@ MESSAGES = st.one_of(
     st.builds(
         Resume, session=count, uid=st.binary(max_size=20), base=count, digest=st.binary(max_size=20)
     ),
+    st.builds(Steer, session=count, step=short),
     st.builds(Opened, session=count, base=count),
     st.builds(
         Done, session=count, reason=short, output_tokens=count, digest=st.binary(max_size=20)

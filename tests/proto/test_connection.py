@@ -37,6 +37,7 @@ from outrider.proto.messages import (
     Proposals,
     Resume,
     Row,
+    Steer,
     Tokens,
     Verdict,
 )
@@ -82,6 +83,7 @@ EXAMPLES: dict[type, Message] = {
             step="step",
         ),
         Resume(session=1, uid=UID, base=1, digest=HASH),
+        Steer(session=1, step="wait"),
         Opened(session=1, base=1),
         Done(session=1, reason="stop", output_tokens=1, digest=HASH),
         Error(code=Code.BUSY, message="", session=1),

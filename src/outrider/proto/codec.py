@@ -44,6 +44,7 @@ from outrider.proto.messages import (
     Proposals,
     Resume,
     Row,
+    Steer,
     Tokens,
     Verdict,
 )
@@ -65,7 +66,9 @@ K_ROW: Final = 0x25
 _HAS_Q: Final = 1
 _MAX_LOAD_US: Final = MAX_VALUE
 
-_Cold = Hello | Open | Resume | Opened | Done | Error | Cancel | GoAway | Ping | Pong | Logprobs
+_Cold = (
+    Hello | Open | Resume | Steer | Opened | Done | Error | Cancel | GoAway | Ping | Pong | Logprobs
+)
 _COLD: Final = msgspec.msgpack.Decoder(_Cold)
 _COLD_TYPES: Final = get_args(_Cold)
 

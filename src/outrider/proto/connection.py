@@ -11,8 +11,8 @@ Rules:
 
     state       edge receives                          cloud receives
     HELLO       Hello, Error                           Hello
-    READY       Opened Verdict Tokens Proposals Row    Open Resume Draft Correct Cancel
-                Logprobs Done Error GoAway Ping Pong   Ping Pong Error
+    READY       Opened Verdict Tokens Proposals Row    Open Resume Steer Draft Correct
+                Logprobs Done Error GoAway Ping Pong   Cancel Ping Pong Error
     DRAINING    as READY                               as READY, but Open is refused (draining)
     CLOSED      -                                      -
 
@@ -50,6 +50,7 @@ from outrider.proto.messages import (
     Proposals,
     Resume,
     Row,
+    Steer,
     Tokens,
     Verdict,
 )
@@ -75,7 +76,7 @@ class State(StrEnum):
 _EDGE_HEARS: Final = frozenset(
     {Opened, Verdict, Tokens, Proposals, Row, Logprobs, Done, Error, GoAway, Ping, Pong}
 )
-_CLOUD_HEARS: Final = frozenset({Open, Resume, Draft, Correct, Cancel, Ping, Pong, Error})
+_CLOUD_HEARS: Final = frozenset({Open, Resume, Steer, Draft, Correct, Cancel, Ping, Pong, Error})
 
 RECEIVES: Final[dict[Role, dict[State, frozenset[type]]]] = {
     Role.EDGE: {

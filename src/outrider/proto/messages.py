@@ -122,6 +122,16 @@ class Resume(Frozen, tag="resume", frozen=True, kw_only=True):
     """Digest of the committed prefix [0, base) (`proto.digest`)."""
 
 
+class Steer(Frozen, tag="steer", frozen=True, kw_only=True):
+    """Edge to cloud: from now on run forwards by this step policy. A controller that finds that
+    speculation does not pay lets the cloud stream alone, and takes the word back later. The last
+    one holds; it is said again after RESUME."""
+
+    session: Count
+    step: str
+    """As in OPEN: 'wait' or 'step'."""
+
+
 class Opened(Frozen, tag="opened", frozen=True, kw_only=True):
     """Answer to OPEN and RESUME: the session runs and the cloud's prefix ends at `base`."""
 
@@ -299,6 +309,7 @@ Message = (
     Hello
     | Open
     | Resume
+    | Steer
     | Opened
     | Done
     | Error

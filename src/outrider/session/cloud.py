@@ -48,6 +48,7 @@ from outrider.proto.messages import (
     Message,
     Proposals,
     Row,
+    Steer,
     Tokens,
     Verdict,
 )
@@ -170,6 +171,16 @@ class CloudSession:
                 self._asked = frame.start
             return
         self._append(frame, now)
+
+    def on_steer(self, frame: Steer, now: float) -> None:
+        """Another step policy from now on. Raises RemoteError for one that does not exist."""
+        try:
+            policy = StepPolicy(frame.step)
+        except ValueError as error:
+            raise RemoteError(Code.PARAMETER, str(error), self.number) from None
+        if policy is StepPolicy.STEP:
+            self._note_ready(now)
+        self.policy = policy
 
     def _check(self, frame: Draft) -> None:
         if any(t >= self._vocab_size for t in frame.tokens):

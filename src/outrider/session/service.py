@@ -40,6 +40,7 @@ from outrider.proto.messages import (
     Open,
     Opened,
     Resume,
+    Steer,
 )
 from outrider.session.cloud import CloudSession, StepPolicy, Take, VerifyJob
 from outrider.session.generation import Generation, TextStream
@@ -222,18 +223,27 @@ class CloudService:
             case Cancel():
                 self._forget(peer, message.session)
                 return ()
-            case Draft() | Correct():
+            case Draft() | Correct() | Steer():
                 key = peer.keys.get(message.session)
                 if key is None:
                     self.late_frames += 1
                     return ()
-                session = self._entries[key].session
-                if isinstance(message, Correct):
-                    return self._closed(key, session.on_correct(message, now))
-                session.on_draft(message, now)
-                return ()
+                return self._session_message(key, message, now)
             case _:
                 return ()
+
+    def _session_message(
+        self, key: int, message: Draft | Correct | Steer, now: float
+    ) -> Sequence[Message]:
+        session = self._entries[key].session
+        match message:
+            case Correct():
+                return self._closed(key, session.on_correct(message, now))
+            case Steer():
+                session.on_steer(message, now)
+            case Draft():
+                session.on_draft(message, now)
+        return ()
 
     def _open(self, peer: _Peer, connection: int, message: Open, now: float) -> Sequence[Message]:
         number = message.session
