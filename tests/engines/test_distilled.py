@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,6 +40,7 @@ from outrider.engines.distilled import (  # noqa: E402
     make_product,
     merged_layer,
 )
+from outrider.engines.drafters import ShowsHidden  # noqa: E402
 from outrider.engines.draftfile import (  # noqa: E402
     DraftFile,
     DraftHeader,
@@ -217,6 +219,43 @@ def test_caller_mistakes_change_nothing() -> None:
     draft.close(slot)
     with pytest.raises(SlotError):
         draft.close(slot)
+
+
+def test_the_last_hidden_state_is_what_the_row_was_made_from() -> None:
+    model = FAMILIES["llama"]()
+    draft = engine(model)
+    assert isinstance(draft, ShowsHidden)
+    with torch.no_grad():
+        states = model.model(torch.tensor([IDS])).last_hidden_state[0].numpy()
+    one, two = draft.open(), draft.open()
+    for slot, cuts in ((one, (0, 7, 8, 40)), (two, (0, 40))):  # one row, several rows
+        for start, end in itertools.pairwise(cuts):
+            feed(draft, slot, IDS[start:end])
+            shown = draft.hidden(slot)
+            assert shown.dtype == np.float32
+            np.testing.assert_allclose(shown, states[end - 1], atol=2e-3)
+
+
+def test_a_hidden_state_of_another_position_is_never_shown() -> None:
+    draft = engine(FAMILIES["llama"]())
+    one, two = draft.open(), draft.open()
+    with pytest.raises(SlotError, match="no state at position -1"):
+        draft.hidden(one)
+    feed(draft, one, IDS[:10])
+    feed(draft, two, IDS[20:26])
+    draft.truncate(two, 0)
+    draft.copy_prefix(one, two, 6)  # as long as the slot was when its state was kept
+    with pytest.raises(SlotError, match="no state at position 5"):
+        draft.hidden(two)
+    draft.truncate(one, 9)
+    with pytest.raises(SlotError, match="no state at position 8"):
+        draft.hidden(one)
+    feed(draft, one, IDS[9:10])
+    draft.hidden(one)
+    draft.close(one)
+    reopened = draft.open()
+    with pytest.raises(SlotError, match="no state"):
+        draft.hidden(reopened)
 
 
 def test_a_reduced_head_names_its_ids() -> None:

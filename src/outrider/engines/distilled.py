@@ -187,6 +187,7 @@ class DistilledModel:
             (shape,) * len(self._layers), context=self._context, dtype=dtype, device=self._device
         )
         self._slots: dict[int, Slot] = {}
+        self._states: dict[int, tuple[int, Tensor]] = {}
         self._max_slots = max_slots
         self._passes = 0
         self._info = ModelInfo(
@@ -224,6 +225,7 @@ class DistilledModel:
     def close(self, slot: int) -> None:
         self._slot(slot)
         del self._slots[slot]
+        self._states.pop(slot, None)
 
     def tokens(self, slot: int) -> tuple[int, ...]:
         return tuple(self._slot(slot).ids)
@@ -243,6 +245,7 @@ class DistilledModel:
             raise SlotError(f"slot {target} is not empty")
         if not 0 <= length <= len(old.ids):
             raise SlotError(f"slot {source} holds {len(old.ids)} ids, not {length}")
+        self._states.pop(target, None)
         if length:
             with torch.inference_mode():
                 self._store.copy(old, new, length)
@@ -263,6 +266,20 @@ class DistilledModel:
             slot.ids.extend(block.tokens)
         return out
 
+    def hidden(self, slot: int) -> FloatRow:
+        """The last hidden state behind the final norm, float32 [hidden], at the slot's newest
+        position (`drafters.ShowsHidden`). Costs a norm and a copy, and nothing when unused.
+
+        Raises SlotError when the newest position was not the last one computed: after
+        `truncate` or `copy_prefix`, or in an empty slot."""
+        held = self._slot(slot)
+        length, state = self._states.get(slot, (0, None))
+        if state is None or length != len(held.ids):
+            raise SlotError(f"slot {slot} has no state at position {len(held.ids) - 1}")
+        with torch.inference_mode():
+            row: FloatRow = self._normed(state)[0].float().cpu().numpy()
+        return row
+
     def _run(self, slot: Slot, block: Block) -> FloatRow:
         """Rows of logits [block.rows, len(support)] of one block."""
         found: list[Tensor] = []
@@ -273,6 +290,9 @@ class DistilledModel:
             hidden = self._pass(slot, piece, block.start + at)
             if wanted:
                 found.append(self._logits(hidden[len(piece) - wanted :]))
+        # A copy of one row, or a long prompt's activations would stay alive behind it.
+        last = hidden if len(hidden) == 1 else hidden[-1:].clone()
+        self._states[block.slot] = (block.start + len(block.tokens), last)
         if not found:
             return np.empty((0, len(self._support)), np.float32)
         rows = found[0] if len(found) == 1 else torch.cat(found)
@@ -280,8 +300,10 @@ class DistilledModel:
         return result
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        normed = rms_norm(hidden, self._norm.shape, self._norm, self._geometry.norm_eps)
-        return self._head(normed)
+        return self._head(self._normed(hidden))
+
+    def _normed(self, hidden: Tensor) -> Tensor:
+        return rms_norm(hidden, self._norm.shape, self._norm, self._geometry.norm_eps)
 
     def _pass(self, slot: Slot, tokens: Sequence[int], start: int) -> Tensor:
         """The residual stream [n, hidden] behind the last layer; fills the slot's cache."""

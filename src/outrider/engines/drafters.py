@@ -4,32 +4,75 @@ A drafter is shared by requests; a draft session belongs to one. Before each blo
 reconciles its model's slot with the committed ids it is told (field cases 10, 15, 17): it never
 trusts that the last draft stood, so skipped rounds, rollbacks and other requests cannot leave
 junk behind.
+
+A stop rule may end a block early. It sees the draft's side alone (the tokens drawn so far and
+their distributions), never a draw of the target, and the token it was asked about stays in the
+block. Both are what keeps the ratio rule exact: given the tokens before it, a position follows
+the target's law whether a draft of it is judged there or a block ends before it and the target
+draws it, so a choice between the two that looks at those tokens only changes nothing. A token
+withdrawn because q(x) was small would: the drafts left over no longer come from q. (Coupled:
+the text is the target's own whatever is drafted.)
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from outrider.core import rng
-from outrider.core.draft import NO_DRAFT, Draft
+from outrider.core.draft import NO_DRAFT, Draft, DraftSignal, StopRule
 from outrider.core.rng import Purpose
-from outrider.core.sampling import Distribution, History, RowError, SamplingPipeline
+from outrider.core.sampling import (
+    GREEDY_BELOW,
+    Distribution,
+    History,
+    RowError,
+    SamplingPipeline,
+)
 from outrider.core.tokens import Rule, SamplingParams
-from outrider.engines.base import Block, EngineError, LanguageModel, keep_prefix, plan_prefix
+from outrider.engines.base import (
+    Block,
+    EngineError,
+    FloatRow,
+    LanguageModel,
+    keep_prefix,
+    plan_prefix,
+)
 from outrider.engines.lookup import NgramIndex
+
+_DEEP: Final = -700.0
+"""Nats below the likeliest id from which an id adds nothing to an entropy; keeps -inf out."""
+
+
+@runtime_checkable
+class ShowsHidden(Protocol):
+    """What a model may have beside `LanguageModel`: a look at its last hidden state."""
+
+    def hidden(self, slot: int) -> FloatRow:
+        """float32 [width]: behind the final norm, at the newest position of the slot; what its
+        next-token row was computed from. Raises SlotError when that position was not the last
+        one to be computed."""
+        ...
 
 
 class DraftSession(Protocol):
     """Drafting for one request."""
 
-    def propose(self, committed: Sequence[int], count: int) -> Draft:
+    def propose(self, committed: Sequence[int], count: int, stop: StopRule | None = None) -> Draft:
         """Up to `count` guesses for the positions behind `committed` (prompt + output).
 
-        Fewer (or none) when the draft's window is full, an end id was guessed, or it has no
-        guess. Never raises for a full window (field case 13).
+        Fewer (or none) when the draft's window is full, an end id was guessed, it has no guess,
+        or `stop` ended the block. Never raises for a full window (field case 13).
+
+        `stop` is asked after each token that a model drew; that token stays. A copied guess is
+        certain (probability 1, entropy 0), so the rule is not asked about it; it counts in
+        `DraftSignal.index`. At temperature 0 q is one id and says nothing: probability and
+        entropy are then those of the same row and filters at temperature 1 (our default).
+        Raises EngineError when the rule needs a hidden state that the model does not show.
         """
         ...
 
@@ -63,6 +106,11 @@ class ModelDrafter:
     def name(self) -> str:
         return self._name
 
+    @property
+    def shows_hidden(self) -> bool:
+        """True when its stop rules may need a hidden state; ask before a request does."""
+        return isinstance(self.model, ShowsHidden)
+
     def session(self, prompt_length: int, params: SamplingParams, rule: Rule) -> DraftSession:
         voice = None
         if self.model is not None:
@@ -94,6 +142,9 @@ class _ModelVoice:
             support=model.support,
             end_ids=_end_ids(model, params),
         )
+        self._params = params
+        self._warm: SamplingPipeline | None = None
+        self._row: FloatRow | None = None
         self._history: History | None = None
         self._slot: int | None = model.open()
         self.window = model.info.context_length
@@ -114,7 +165,7 @@ class _ModelVoice:
         assert self._history is not None, "start comes first"
         at = self._model.length(self._slot)
         block = Block(slot=self._slot, start=at, tokens=tuple(context[at:]), rows=1)
-        row = self._model.forward([block])[0][0]
+        row = self._row = self._model.forward([block])[0][0]
         for token in context[self._prompt_length + len(self._history) :]:
             self._history.push(token)
         try:
@@ -122,6 +173,39 @@ class _ModelVoice:
         except RowError as error:
             raise EngineError(f"draft model {self._model.info.name}: {error}") from None
         return q, q.draw(rng.key(self._seed, self._purpose, len(context)))
+
+    def check(self, stop: StopRule) -> None:
+        """Raises EngineError when `stop` needs what the model does not show."""
+        if stop.needs_hidden and not isinstance(self._model, ShowsHidden):
+            raise EngineError(
+                f"draft {self._model.info.name} shows no hidden state; use a distilled draft, or "
+                "a stop rule that needs none (adaedl)"
+            )
+
+    def signal(self, index: int, q: Distribution, token: int, stop: StopRule) -> DraftSignal:
+        """What there is to know about `token`, just drawn from `q` by `distribution`."""
+        if self._params.temperature <= GREEDY_BELOW:
+            q = self._warmed()
+        hidden = None
+        if stop.needs_hidden and isinstance(self._model, ShowsHidden):
+            assert self._slot is not None, "the draft session is closed"
+            hidden = self._model.hidden(self._slot)
+        return DraftSignal(
+            index=index, probability=q.prob(token), entropy=entropy(q), hidden=hidden
+        )
+
+    def _warmed(self) -> Distribution:
+        """The newest row at temperature 1."""
+        assert self._row is not None, "distribution comes first"
+        assert self._history is not None, "start comes first"
+        if self._warm is None:
+            self._warm = SamplingPipeline(
+                dataclasses.replace(self._params, temperature=1.0),
+                vocab_size=self._model.info.vocab_size,
+                support=self._model.support,
+                end_ids=_end_ids(self._model, self._params),
+            )
+        return self._warm.distribution(self._row, self._history)
 
     def close(self) -> None:
         if self._slot is not None:
@@ -143,17 +227,15 @@ class _Session:
         self._needs_q = needs_q
         self._end_ids = end_ids
 
-    def propose(self, committed: Sequence[int], count: int) -> Draft:
+    def propose(self, committed: Sequence[int], count: int, stop: StopRule | None = None) -> Draft:
         if count < 1:
             return NO_DRAFT
-        if self._index is not None:
-            self._index.update(committed)
-        if self._voice is not None:
-            self._voice.start(committed)
+        self._start(committed, stop)
         context = list(committed)
         rows: list[Distribution] = []
-        while len(context) < len(committed) + count:
-            guess = self._next(context, len(committed))
+        while len(rows) < count:
+            copied = self._copied(context[len(committed) :])
+            guess = copied or self._spoken(context)
             if guess is None:
                 break
             q, token = guess
@@ -161,20 +243,37 @@ class _Session:
             rows.append(q)
             if token in self._end_ids:
                 break
+            if copied is None and self._stops(len(rows) - 1, q, token, stop):
+                break
         tokens = tuple(context[len(committed) :])
         if not self._needs_q:
             return Draft(tokens=tokens)
         q_values = tuple(d.prob(t) for d, t in zip(rows, tokens, strict=True))
         return Draft(tokens=tokens, q=q_values, rows=tuple(rows))
 
-    def _next(self, context: list[int], base: int) -> tuple[Distribution, int] | None:
+    def _start(self, committed: Sequence[int], stop: StopRule | None) -> None:
+        if stop is not None:
+            if self._voice is not None:
+                self._voice.check(stop)
+            stop.start()
         if self._index is not None:
-            copied = self._index.guess(context[base:])
-            if copied is not None:
-                return _certain(copied), copied
+            self._index.update(committed)
+        if self._voice is not None:
+            self._voice.start(committed)
+
+    def _copied(self, tail: Sequence[int]) -> tuple[Distribution, int] | None:
+        token = None if self._index is None else self._index.guess(tail)
+        return None if token is None else (_certain(token), token)
+
+    def _spoken(self, context: list[int]) -> tuple[Distribution, int] | None:
         if self._voice is None or len(context) > self._voice.window:
             return None
         return self._voice.distribution(context)
+
+    def _stops(self, index: int, q: Distribution, token: int, stop: StopRule | None) -> bool:
+        if stop is None or self._voice is None:
+            return False
+        return stop.stop(self._voice.signal(index, q, token, stop))
 
     def close(self) -> None:
         if self._voice is not None:
@@ -185,3 +284,11 @@ def _certain(token: int) -> Distribution:
     """All mass on one id: what a copied guess was drawn from."""
     ids = np.array([token], dtype=np.int64)
     return Distribution(ids, np.zeros(1, dtype=np.float32), rng.token_offsets(ids))
+
+
+def entropy(q: Distribution) -> float:
+    """H(q) in nats, >= 0."""
+    depth = np.maximum(q.weights - q.top, np.float32(_DEEP))
+    p = np.exp(depth)
+    total = float(p.sum(dtype=np.float64))
+    return max(0.0, math.log(total) - float(p @ depth) / total)
