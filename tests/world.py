@@ -32,6 +32,7 @@ from outrider.proto.messages import PROTOCOL_VERSION, Hello, Limits
 from outrider.session.client import EdgeClient, Ended, Event, Failed, Progress
 from outrider.session.edge import DraftJob
 from outrider.session.generation import Generation
+from outrider.session.pilot import Pilot
 from outrider.session.schedules import Plan, Schedule, plan
 from outrider.session.service import CloudService, Done, Outgoing, ServiceConfig, Work
 from outrider.session.verifier import Verifier
@@ -228,6 +229,7 @@ class Edge:
         draft_length: int = 4,
         window: int = 16,
         made: Plan | None = None,
+        pilot: Pilot | None = None,
     ) -> int:
         world = self.world
         generation = Generation(
@@ -238,7 +240,7 @@ class Edge:
             text=Words(),
         )
         chosen = made or plan(schedule, draft_length=draft_length, window=window)
-        number = self.client.start(generation, chosen, rule=rule, now=world.now)
+        number = self.client.start(generation, chosen, rule=rule, now=world.now, pilot=pilot)
         self.answers[number] = Answer(tuple(prompt), params, schedule, rule, world.now)
         self.answers[number].counters = generation.counters
         self._drafts[number] = self.drafter.session(len(prompt), params, rule)
@@ -312,12 +314,41 @@ class Edge:
             self._busy = True
             spent = self.world.draft_time * max(1, len(draft))
 
-            def finish(number: int = number, draft: object = draft) -> None:
+            def finish(number: int = number, draft: object = draft, spent: float = spent) -> None:
                 self._busy = False
-                self.client.drafted(number, draft, self.world.now)  # type: ignore[arg-type]
+                now = self.world.now
+                self.client.drafted(number, draft, now, seconds=spent)  # type: ignore[arg-type]
                 self.act()
 
             self.world.at(self.world.now + spent, finish)
+
+
+class Whim(Pilot):
+    """A controller of moods: now and then another length, 0 (let the cloud stream alone) too."""
+
+    def __init__(self, seed: int, *, lengths: Sequence[int] = (0, 0, 1, 3, 6)) -> None:
+        self._random = random.Random(seed)
+        self._lengths = lengths
+        self._left = 0
+        self._length = 0
+        self.alone = 0
+        """Rounds in which the cloud was to stream alone."""
+
+    def length(self, now: float, room: int) -> int:
+        return min(self._length, room)
+
+    def _round(self) -> None:
+        if self._left == 0:
+            self._left = self._random.randrange(1, 5)
+            self._length = self._random.choice(self._lengths)
+        self._left -= 1
+        self.alone += self._length == 0
+
+    def verdict(self, **facts: object) -> None:
+        self._round()
+
+    def streamed(self, tokens: int, load: object, now: float) -> None:
+        self._round()
 
 
 class World:

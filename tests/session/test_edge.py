@@ -29,7 +29,7 @@ def session(window: int = 8, chunk: int = 1, *, limit: int = 20, **policy: bool)
 
 
 def drafts(s: EdgeSession, *tokens: int, now: float = 0.0) -> tuple[Draft, ...]:
-    assert s.next_draft() is not None
+    assert s.next_draft(0.0) is not None
     return s.drafted(Guess(tokens=tokens), now)  # type: ignore[return-value]
 
 
@@ -44,7 +44,7 @@ def test_chunks_follow_one_another_until_the_window_is_full():
     assert drafts(s, 5) == (Draft(session=1, epoch=0, start=2, tokens=(5,)),)
     assert drafts(s, 6) == (Draft(session=1, epoch=0, start=3, tokens=(6,)),)
     assert drafts(s, 7) == (Draft(session=1, epoch=0, start=4, tokens=(7,)),)
-    assert s.next_draft() is None
+    assert s.next_draft(0.0) is None
     step = s.on_verdict(verdict(2, 2, 2, 7), 1.0)
     assert step is not None
     assert step.tokens == (5, 6, 7)
@@ -55,7 +55,7 @@ def test_chunks_follow_one_another_until_the_window_is_full():
 def test_a_rejection_begins_a_new_epoch_and_late_drafts_are_dropped():
     s = session()
     drafts(s, 5)
-    job = s.next_draft()
+    job = s.next_draft(0.0)
     assert job is not None
     assert job.context == (1, 2, 5)
     s.on_verdict(verdict(2, 1, 0, 9), 1.0)
@@ -66,7 +66,7 @@ def test_a_rejection_begins_a_new_epoch_and_late_drafts_are_dropped():
 
 def test_a_draft_that_was_overtaken_still_counts_where_it_agrees():
     s = session(chunk=3)
-    assert s.next_draft() is not None
+    assert s.next_draft(0.0) is not None
     s.on_tokens(Tokens(session=1, start=2, tokens=(5,)), 0.5)
     assert s.drafted(Guess(tokens=(5, 6, 7)), 1.0) == (
         Draft(session=1, epoch=0, start=3, tokens=(6, 7)),
@@ -77,29 +77,29 @@ def test_a_draft_that_was_overtaken_still_counts_where_it_agrees():
 
 def test_an_empty_guess_is_final_for_its_own_position_only():
     s = session()
-    assert s.next_draft() is not None
+    assert s.next_draft(0.0) is not None
     (ask,) = s.drafted(NO_DRAFT, 0.0)
     assert ask == Draft(session=1, epoch=0, start=2, tokens=())
-    assert s.next_draft() is None
+    assert s.next_draft(0.0) is None
     s.on_tokens(Tokens(session=1, start=2, tokens=(5,)), 1.0)
-    assert s.next_draft() is not None
+    assert s.next_draft(0.0) is not None
     # The answer to a question about a place that is already taken says nothing about this one.
     s.on_tokens(Tokens(session=1, start=3, tokens=(6,)), 2.0)
     assert s.drafted(NO_DRAFT, 2.0) == ()
-    assert s.next_draft() is not None
+    assert s.next_draft(0.0) is not None
 
 
 def test_nothing_is_drafted_behind_a_guessed_end():
     s = session()
     drafts(s, EOS)
-    assert s.next_draft() is None
+    assert s.next_draft(0.0) is None
     s.on_verdict(verdict(2, 1, 0, 7), 1.0)
-    assert s.next_draft() is not None
+    assert s.next_draft(0.0) is not None
 
 
 def test_the_last_place_is_the_targets():
     s = session(chunk=8, limit=3)
-    job = s.next_draft()
+    job = s.next_draft(0.0)
     assert job is not None
     assert job.count == 2
 
@@ -154,7 +154,7 @@ def test_done_must_agree():
     with pytest.raises(RemoteError):
         s.on_done(Done(session=1, reason="length", output_tokens=1, digest=of_prefix((1, 2, 6))))
     assert s.deadline is None
-    assert s.next_draft() is None
+    assert s.next_draft(0.0) is None
     assert s.unsent(2.0) == ()
 
 

@@ -26,14 +26,17 @@ from outrider.proto.messages import (
     Verdict,
 )
 from outrider.session.client import Ended, Failed, LinkDown, LinkUp, Progress
+from outrider.session.pilot import Pilot
 from outrider.session.schedules import Schedule
 from toys import TARGET, VOCAB, draft
-from world import Answer, Pipe, RandomFaults, World, alone
+from world import Answer, Pipe, RandomFaults, Whim, World, alone
 
 EOS = frozenset({0})
 PROMPT = (1, 2, 3)
 SCHEDULES = (
     Schedule.SYNC,
+    Schedule.PEARL,
+    Schedule.PLC,
     Schedule.STREAM,
     Schedule.FREERUN,
     Schedule.CLOUD_ONLY,
@@ -90,13 +93,20 @@ def run(
     rule: Rule = Rule.COUPLED,
     draft_length: int = 4,
     window: int = 8,
+    pilot: Pilot | None = None,
     **options: object,
 ) -> tuple[World, Answer]:
     values: dict[str, object] = {"share": 0.3, "vocab_size": VOCAB, "eos": EOS, **options}
     w = World(TARGET, draft(values.pop("share")), faults=faults, **values)  # type: ignore[arg-type]
     edge = w.edges[0]
     number = edge.ask(
-        PROMPT, params, schedule=schedule, rule=rule, draft_length=draft_length, window=window
+        PROMPT,
+        params,
+        schedule=schedule,
+        rule=rule,
+        draft_length=draft_length,
+        window=window,
+        pilot=pilot,
     )
     w.run()
     return w, edge.answers[number]
@@ -138,6 +148,7 @@ def test_random_faults_change_nothing(block: int):
             rtt=r.choice((0.001, 0.05, 0.2)),
             jitter=r.choice((0.0, 0.03)),
             seed=seed,
+            pilot=r.choice((None, Whim(seed))),
         )
         assert isinstance(answer.end, Ended), (seed, faults, answer.end)
         if rule is Rule.COUPLED or params.temperature == 0.0:

@@ -13,13 +13,21 @@ from outrider.proto.connection import Role
 from outrider.proto.messages import Code
 from outrider.session.client import Ended, Failed
 from outrider.session.edge import WindowPolicy
+from outrider.session.pilot import Pilot
 from outrider.session.schedules import Schedule
 from toys import TARGET, VOCAB, draft, remember
-from world import Answer, Edge, World, alone, grid, hello
+from world import Answer, Edge, Whim, World, alone, grid, hello
 
 EOS = frozenset({0})
 PROMPT = (1, 2, 3)
-WIRED = (Schedule.SYNC, Schedule.STREAM, Schedule.FREERUN, Schedule.CLOUD_ONLY)
+WIRED = (
+    Schedule.SYNC,
+    Schedule.PEARL,
+    Schedule.PLC,
+    Schedule.STREAM,
+    Schedule.FREERUN,
+    Schedule.CLOUD_ONLY,
+)
 
 
 def world(share: float = 0.3, **options: object) -> World:
@@ -68,6 +76,40 @@ def test_coupled_ids_are_the_targets_own(schedule: Schedule, share: float):
         assert answer.end.confirmed
         assert answer.text == "".join(f"{t} " for t in answer.ids if t not in EOS)
         settled(w)
+
+
+@pytest.mark.parametrize("schedule", [s for s in WIRED if s is not Schedule.CLOUD_ONLY])
+def test_a_controller_of_moods_changes_no_token(schedule: Schedule):
+    """I1 while the length changes at every turn and the cloud is told to stream alone and back
+    (STEER), and what is said arrives late."""
+    alone_rounds = 0
+    for seed in range(20):
+        params = SamplingParams(seed=seed, max_tokens=40, temperature=(0.0, 1.0)[seed % 2])
+        pilot = Whim(seed)
+        w = world(0.3, seed=seed, jitter=0.05)
+        answer = ask(w, params, schedule=schedule, pilot=pilot, window=6, draft_length=6)
+        assert tuple(answer.ids) == oracle(params), seed
+        assert isinstance(answer.end, Ended)
+        settled(w)
+        alone_rounds += pilot.alone
+    assert alone_rounds > 50
+
+
+def test_a_session_that_never_speculates_streams_from_the_cloud():
+    """`sync` under "do not speculate" costs one forward a token and no round trip each: as
+    cloud-only from the second token on, which the STEER takes half a round trip to reach."""
+
+    def pace(schedule: Schedule, pilot: Pilot | None) -> float:
+        w = world(0.3, rtt=0.2, eos=frozenset())
+        answer = ask(
+            w, SamplingParams(seed=1, max_tokens=60), schedule=schedule, pilot=pilot, draft_length=4
+        )
+        (first, *_, last) = answer.times
+        return (last - first) / 59
+
+    never = pace(Schedule.SYNC, Whim(0, lengths=(0,)))
+    assert never == pytest.approx(pace(Schedule.CLOUD_ONLY, None), rel=0.12)
+    assert never < 0.5 * pace(Schedule.SYNC, None)
 
 
 @pytest.mark.parametrize("schedule", WIRED)

@@ -76,8 +76,9 @@ class Observation:
     room: int
     """Most drafts of any use: what is left of the answer, the window and both contexts."""
     estimates: Estimates
-    task: str = ""
-    """Free label of the request (never needed)."""
+    streaming: bool = False
+    """Drafts go out while others are unjudged: `length` is then a window, and a round trip is
+    paid once and not a round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

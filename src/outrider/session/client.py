@@ -50,11 +50,14 @@ from outrider.proto.messages import (
     Proposals,
     Resume,
     Row,
+    Steer,
     Tokens,
     Verdict,
 )
+from outrider.session.cloud import StepPolicy
 from outrider.session.edge import RETRY_AFTER, DraftJob, EdgeSession
 from outrider.session.generation import Generation, Step
+from outrider.session.pilot import Pilot
 from outrider.session.schedules import Plan
 from outrider.session.wire import to_wire
 
@@ -196,6 +199,16 @@ class _Live:
     """Seconds: when a busy cloud may be asked again."""
     complete_at: float | None = None
     """Seconds: when the last token was committed."""
+    steered: StepPolicy | None = None
+    """The step policy that the present connection's cloud was told last; None: not known."""
+
+    swayed: bool = False
+    """A STEER was ever sent."""
+
+    @property
+    def step(self) -> StepPolicy:
+        """The step policy wanted now."""
+        return StepPolicy.STEP if self.session.alone else self.plan.step
 
     def move(self, event: str) -> None:
         self.phase = PHASES[self.phase].get(event, self.phase)
@@ -257,7 +270,13 @@ class EdgeClient:
     # ---------------------------------------------------------------- the caller's wishes
 
     def start(
-        self, generation: Generation, plan: Plan, *, rule: Rule = Rule.COUPLED, now: float
+        self,
+        generation: Generation,
+        plan: Plan,
+        *,
+        rule: Rule = Rule.COUPLED,
+        now: float,
+        pilot: Pilot | None = None,
     ) -> int:
         """Begin a session; its number. Raises LocalError at the limit of sessions, RemoteError
         when the cloud has refused this edge for good."""
@@ -273,6 +292,7 @@ class EdgeClient:
             now=now,
             needs_q=rule is Rule.RATIO,
             retry_after=self._retry_after,
+            pilot=pilot,
         )
         if not self._live and self._link is _Link.DOWN:
             self._down_since = now  # an idle link that was down has not failed anybody
@@ -337,11 +357,11 @@ class EdgeClient:
         except RemoteError as error:
             self._fault(error, now)
 
-    def drafted(self, number: int, draft: CoreDraft, now: float) -> None:
-        """The result of a drafting job. Results for ended sessions are ignored."""
+    def drafted(self, number: int, draft: CoreDraft, now: float, *, seconds: float = 0.0) -> None:
+        """The result of a drafting job, which took `seconds`. Ignored for ended sessions."""
         live = self._live.get(number)
         if live is not None:
-            self._say(live, live.session.drafted(draft, now))
+            self._say(live, live.session.drafted(draft, now, seconds=seconds))
 
     def tick(self, now: float) -> None:
         """Time passed."""
@@ -406,9 +426,12 @@ class EdgeClient:
         for number, live in self._live.items():
             if live.phase is Phase.RUNNING:
                 self._say(live, live.session.unsent(now))
-            job = live.session.next_draft()
+            job = live.session.next_draft(now)
             if job is not None:
                 drafts.append((number, job))
+            if live.phase is Phase.RUNNING and live.steered is not live.step:
+                live.steered, live.swayed = live.step, True
+                self._send(Steer(session=number, step=live.step.value))
         frames, self._last_frames = self._last_frames, []
         if self._connection is not None:
             frames += self._connection.take()
@@ -491,7 +514,7 @@ class EdgeClient:
                     committed=sequence.output,
                     sampling=to_wire(session.generation.params),
                     rule=live.rule.value,
-                    step=live.plan.step.value,
+                    step=live.step.value,
                     take=live.plan.take.value,
                     cloud_draft=live.plan.cloud_draft,
                     held=bool(sequence.tail),
@@ -500,6 +523,7 @@ class EdgeClient:
         except LocalError as error:
             self._fail(number, Code.TOO_LARGE, str(error))
             return
+        live.steered = live.step
         self._say(live, session.retry(now))
 
     def _resume(self, live: _Live, now: float) -> None:
@@ -507,6 +531,8 @@ class EdgeClient:
         self._enter(live, "RESUME sent", now)
         self.tally.resumed += 1
         base = session.generation.sequence.base
+        if live.swayed:
+            live.steered = None  # what was said last may have been lost with the link
         self._send(
             Resume(session=session.number, uid=live.uid, base=base, digest=session.prefix_digest)
         )
@@ -515,9 +541,14 @@ class EdgeClient:
     def _enter(self, live: _Live, event: str, now: float) -> None:
         """A session joins the present connection: its window shrinks to what both sides hold."""
         assert self._connection is not None, "the link is up"
-        window = min(live.plan.window.window, self._connection.limits.window)
-        chunk = max(1, min(live.plan.window.chunk, window))
-        live.session.policy = replace(live.plan.window, window=window, chunk=chunk)
+        limit = self._connection.limits.window
+        window = min(live.plan.window.window, limit)
+        live.session.policy = replace(
+            live.plan.window,
+            window=window,
+            chunk=max(1, min(live.plan.window.chunk, window)),
+            reach=min(live.plan.window.reach, limit),
+        )
         live.move(event)
         live.heard = now
 

@@ -10,19 +10,22 @@ Rules:
    job is done: a chunk of one is a stream, a chunk of K a block.
 4. When nothing can be drafted (full window, no guess, the end in sight) and the cloud waits for
    drafts, an empty DRAFT asks for one step of the target alone.
-5. A frame that was sent and not answered for `retry_after` seconds is sent again, as it was:
+5. With a controller (session.pilot) the window is what it says, capped by the policy; where it
+   says "do not speculate", the session asks for STEP: the cloud then streams alone.
+6. A frame that was sent and not answered for `retry_after` seconds is sent again, as it was:
    retransmission replays, it never redraws.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from outrider.core import draft as core_draft
 from outrider.core import rng
+from outrider.core.draft import StopRule
 from outrider.core.sampling import Distribution
 from outrider.core.tokens import Origin, TokenLogprob
 from outrider.core.verify import Proposal, ResidualStep, choose, residual_draw
@@ -34,6 +37,7 @@ from outrider.proto.messages import (
     Correct,
     Done,
     Draft,
+    Load,
     Logprobs,
     Message,
     Proposals,
@@ -42,10 +46,19 @@ from outrider.proto.messages import (
     Verdict,
 )
 from outrider.session.generation import Generation, Step
+from outrider.session.pilot import Pilot
 
+FRAME_BYTES: Final = 6
+"""What a DRAFT frame is long without its ids, about: a controller is told sizes, not counts."""
+ID_BYTES: Final = 3
+Q_BYTES: Final = 8
 RETRY_AFTER: Final = 10.0
 """Seconds without progress before an unanswered frame is sent again (our default). A transport
 that keeps order and delivers makes this a net for the peer's bugs, not the normal path."""
+
+
+MAX_GROWTH: Final = 4.0
+"""Largest eta: five times the window on one good block is beyond any use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +73,25 @@ class WindowPolicy:
     """Draft only when nothing is outstanding: the plain synchronous loop."""
     asks: bool = True
     """Ask for a step when there is no draft to send (the cloud waits for drafts)."""
+    lead: int = 0
+    """So many drafts of an empty window go ahead alone (pre-hit, PEARL and E2-SCI: a block whose
+    first token falls is known to be lost before the rest is made); 0: no difference."""
+    growth: float = 0.0
+    """eta: a block that stands whole while others are under way lets the window grow by the
+    factor 1 + eta, a rejection brings it back (E2-SCI's W * prod(1 + eta_j))."""
+    reach: int = 0
+    """Most drafts that a grown window may hold; 0: it does not grow."""
 
     def __post_init__(self) -> None:
-        if self.window < 0 or self.chunk < 1:
-            raise ValueError(f"window={self.window}, chunk={self.chunk}")
+        if self.window < 0 or self.chunk < 1 or self.lead < 0 or self.reach < 0:
+            raise ValueError(f"{self}")
+        if not 0.0 <= self.growth <= MAX_GROWTH:
+            raise ValueError(f"growth={self.growth} is not in [0, {MAX_GROWTH}]")
+
+    @property
+    def most(self) -> int:
+        """Most unjudged drafts there can ever be."""
+        return max(self.window, self.reach)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +102,17 @@ class DraftJob:
     """Prompt, committed output and unjudged drafts."""
     count: int
     epoch: int
+    stop: StopRule | None = None
+    """May end the block early."""
+
+
+class _Rejected(NamedTuple):
+    """The rejection whose residual is being drawn (ratio rule)."""
+
+    start: int
+    drafted: int
+    accepted: int
+    load: Load
 
 
 class EdgeSession:
@@ -88,6 +127,7 @@ class EdgeSession:
         now: float,
         needs_q: bool = False,
         retry_after: float = RETRY_AFTER,
+        pilot: Pilot | None = None,
     ) -> None:
         """`needs_q`: the ratio rule; drafts then carry q and keep their rows here."""
         self.number = number
@@ -97,6 +137,10 @@ class EdgeSession:
         """Drafted ids that were dropped unjudged: the price of running ahead."""
         self.rejoined = 0
         """Committed tokens that came without a verdict but had been drafted all the same."""
+        self.alone = False
+        """The controller found that speculation does not pay: the cloud should stream alone."""
+        self._pilot = pilot or Pilot()
+        self._grown = 1.0
         self._needs_q = needs_q
         self._retry_after = retry_after
         self._digest = DigestChain()
@@ -107,11 +151,11 @@ class EdgeSession:
         self._progress = now
         self._logprobs: dict[int, TokenLogprob] = {}
         self._refused = False
-        self._dialogue = (0, 0, 0)  # start, drafted, accepted of the rejection under way
+        self._dialogue = _Rejected(0, 0, 0, Load())
 
     # ---------------------------------------------------------------- drafting
 
-    def next_draft(self) -> DraftJob | None:
+    def next_draft(self, now: float) -> DraftJob | None:
         """The drafting job wanted now, if none is in flight."""
         sequence = self.generation.sequence
         if self._drafting is not None or self.generation.finish is not None or self._refused:
@@ -124,20 +168,38 @@ class EdgeSession:
             # The prefill's own token comes first. A block that raced it would be judged with it
             # or behind it, as the network pleases: under the ratio rule, another text (I4).
             return None
+        window = self._window(now)
         room = min(
-            self.policy.window - outstanding,
-            self.generation.draft_room(self.policy.window + outstanding) - outstanding,
+            window - outstanding, self.generation.draft_room(window + outstanding) - outstanding
         )
         if room < 1:
             return None
+        chunk = self.policy.chunk if outstanding else self.policy.lead or self.policy.chunk
         self._drafting = DraftJob(
-            context=sequence.slice(0), count=min(self.policy.chunk, room), epoch=sequence.epoch
+            context=sequence.slice(0),
+            count=min(chunk, room),
+            epoch=sequence.epoch,
+            stop=self._pilot.stop_rule(),
         )
         return self._drafting
 
-    def drafted(self, draft: core_draft.Draft, now: float) -> tuple[Message, ...]:
-        """The drafting job's result; frames to send."""
+    def _window(self, now: float) -> int:
+        """Most unjudged drafts now: the policy's, the controller's, and what has grown on it."""
+        policy = self.policy
+        useful = self.generation.draft_room(policy.window)
+        window = self._pilot.length(now, useful)
+        self.alone = useful > 0 and window == 0
+        if policy.reach and window:
+            window = min(int(window * self._grown), max(policy.reach, window))
+        return window
+
+    def drafted(
+        self, draft: core_draft.Draft, now: float, *, seconds: float = 0.0
+    ) -> tuple[Message, ...]:
+        """The drafting job's result, and what it took; frames to send."""
         job, self._drafting = self._drafting, None
+        if draft.tokens and seconds > 0.0:
+            self._pilot.drafted(len(draft.tokens), seconds)
         if job is None or self.generation.finish is not None:
             return ()
         sequence = self.generation.sequence
@@ -169,6 +231,8 @@ class EdgeSession:
             frame = self._frame(start, tail[self._sent :])
             self._sent = len(tail)
             self._touch(now)
+            size = FRAME_BYTES + len(frame.tokens) * (ID_BYTES + Q_BYTES * self._needs_q)
+            self._pilot.sent(start + len(frame.tokens), size, now)
             return (frame,)
         if self._must_ask(len(tail)):
             self._asked = sequence.base
@@ -178,7 +242,12 @@ class EdgeSession:
 
     def _must_ask(self, outstanding: int) -> bool:
         """Nothing is outstanding, nothing can be drafted, and the cloud waits for a frame."""
-        if not self.policy.asks or outstanding or self._asked == self.generation.sequence.base:
+        if (
+            self.alone
+            or not self.policy.asks
+            or outstanding
+            or self._asked == self.generation.sequence.base
+        ):
             return False
         idle = self._drafting is None
         return idle and (self._refused or self.generation.draft_room(self.policy.window) == 0)
@@ -207,7 +276,26 @@ class EdgeSession:
         last = Origin.BONUS if frame.accepted == frame.drafted else Origin.CORRECTION
         step = self._commit(tokens, (*[Origin.DRAFT] * frame.accepted, last))
         self.generation.count(drafted=frame.drafted, accepted=frame.accepted, kept=len(step.tokens))
+        self._judged(frame.start, frame.drafted, frame.accepted, step, frame.load, now)
         return step
+
+    def _judged(
+        self, start: int, drafted: int, accepted: int, step: Step, load: Load, now: float
+    ) -> None:
+        """A block's verdict is in force: tell the controller, and let the window grow or not."""
+        self._pilot.verdict(
+            start=start,
+            drafted=drafted,
+            accepted=accepted,
+            strict=accepted,
+            tokens=len(step.tokens),
+            load=load,
+            now=now,
+        )
+        if accepted < drafted:
+            self._grown = 1.0
+        elif drafted and self.policy.reach:
+            self._grown = min(self._grown * (1.0 + self.policy.growth), float(self.policy.reach))
 
     def on_tokens(self, frame: Tokens, now: float) -> Step | None:
         """Commit tokens that came without a verdict; an overlap with known ones must agree."""
@@ -227,6 +315,7 @@ class EdgeSession:
         self.rejoined += sum(1 for a, b in zip(tail, fresh, strict=False) if a == b)
         step = self._commit(fresh, (Origin.TARGET,) * len(fresh))
         self.generation.count(drafted=0, accepted=0, kept=len(step.tokens))
+        self._pilot.streamed(len(step.tokens), frame.load, now)
         return step
 
     def on_logprobs(self, frame: Logprobs) -> None:
@@ -285,18 +374,18 @@ class EdgeSession:
         batch = [Proposal(token=t, p=p) for t, p in zip(frame.tokens, frame.p, strict=True)]
         seed = self.generation.params.seed
         token = choose(batch, q, seed=seed, position=position, start=frame.first)
-        self._dialogue = (frame.start, frame.drafted, frame.accepted)
+        self._dialogue = _Rejected(frame.start, frame.drafted, frame.accepted, frame.load)
         if token is None:
             have = frame.first + len(batch)
             return None, (Correct(session=self.number, position=position, have=have),)
         step_name = (
             ResidualStep.FIRST_PROPOSALS if frame.first == 0 else ResidualStep.MORE_PROPOSALS
         )
-        return self._chosen(token, step_name)
+        return self._chosen(token, step_name, now)
 
     def on_row(self, frame: Row, now: float) -> tuple[Step | None, tuple[Message, ...]]:
         """The last resort: p itself."""
-        start, _, accepted = self._dialogue
+        start, accepted = self._dialogue.start, self._dialogue.accepted
         if frame.position != start + accepted or not self._in_dialogue(
             start, accepted, self.generation.sequence.epoch, now
         ):
@@ -309,7 +398,7 @@ class EdgeSession:
         q = self._rows[accepted][1]
         seed = self.generation.params.seed
         token = residual_draw(p, q, seed=seed, position=frame.position)
-        return self._chosen(token, ResidualStep.FULL_ROW)
+        return self._chosen(token, ResidualStep.FULL_ROW, now)
 
     def _in_dialogue(self, start: int, accepted: int, epoch: int, now: float) -> bool:
         sequence = self.generation.sequence
@@ -319,8 +408,10 @@ class EdgeSession:
             raise RemoteError(Code.STATE, "rejection of a draft that was never sent", self.number)
         return True
 
-    def _chosen(self, token: int, how: ResidualStep) -> tuple[Step, tuple[Message, ...]]:
-        _, drafted, accepted = self._dialogue
+    def _chosen(
+        self, token: int, how: ResidualStep, now: float
+    ) -> tuple[Step, tuple[Message, ...]]:
+        start, drafted, accepted, load = self._dialogue
         sequence = self.generation.sequence
         position = sequence.base + accepted
         tokens = (*sequence.tail[:accepted], token)
@@ -328,6 +419,7 @@ class EdgeSession:
         self.generation.count(
             drafted=drafted, accepted=accepted, kept=len(step.tokens), residual=how.value
         )
+        self._judged(start, drafted, accepted, step, load, now)
         return step, (Correct(session=self.number, position=position, token=token),)
 
     # ---------------------------------------------------------------- time and failure

@@ -20,10 +20,16 @@ DEFAULT_WINDOW: Final = 16
 6 ms a draft."""
 
 
+DEFAULT_GROWTH: Final = 0.25
+"""eta of `plc` (our default: the paper gives the product, not the factors)."""
+
+
 class Schedule(StrEnum):
     """Names as users write them."""
 
     SYNC = "sync"
+    PEARL = "pearl"
+    PLC = "plc"
     STREAM = "stream"
     FREERUN = "freerun"
     CLOUD_ONLY = "cloud-only"
@@ -42,15 +48,31 @@ class Plan:
     """Drafts a block made by the cloud itself (co-located speculation); 0: none."""
 
 
-def plan(schedule: Schedule, *, draft_length: int, window: int) -> Plan:
+STREAMING: Final = frozenset({Schedule.STREAM, Schedule.FREERUN, Schedule.PEARL, Schedule.PLC})
+"""Schedules whose drafts go out while others are unjudged."""
+
+
+def plan(
+    schedule: Schedule, *, draft_length: int, window: int, growth: float = DEFAULT_GROWTH
+) -> Plan:
     """The two policies of a schedule.
 
-    `draft_length`: K of the synchronous loops. `window`: run-ahead of the streaming ones.
-    Raises ValueError for EDGE_ONLY, which needs no cloud and no plan.
+    `draft_length`: K of the synchronous loops, the first window of `plc`. `window`: run-ahead of
+    the streaming ones. `growth`: eta of `plc`. Raises
+    ValueError for EDGE_ONLY, which needs no cloud and no plan.
     """
     match schedule:
         case Schedule.SYNC:
             edge = WindowPolicy(window=draft_length, chunk=max(draft_length, 1), wait_empty=True)
+            return Plan(window=edge, step=StepPolicy.WAIT, take=Take.ALL)
+        case Schedule.PEARL:
+            # Post-verify is one block under way while the next is made; pre-verify is the lead.
+            edge = WindowPolicy(window=2 * draft_length, chunk=draft_length, lead=1)
+            return Plan(window=edge, step=StepPolicy.WAIT, take=Take.ALL)
+        case Schedule.PLC:
+            edge = WindowPolicy(
+                window=draft_length, chunk=draft_length, lead=1, growth=growth, reach=window
+            )
             return Plan(window=edge, step=StepPolicy.WAIT, take=Take.ALL)
         case Schedule.STREAM:
             edge = WindowPolicy(window=window, chunk=1)

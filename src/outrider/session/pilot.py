@@ -1,0 +1,176 @@
+"""A controller's seat in one session: it is told what the session sees, and asked how far to go.
+
+Rules:
+
+1. The controller is asked once a round: before the first draft behind newly committed tokens.
+   Between two commits its answer stands, however often the window is looked at.
+2. A round is what ends with tokens: a verdict, a correction drawn here, or tokens that the cloud
+   decided alone. In the synchronous loop it lasts from the start of drafting to its verdict, in
+   the streaming schedules from the commit before: what a round costs when rounds overlap.
+3. Network time comes from verdicts, less what the cloud says it spent. A streamed block may have
+   waited behind another forward without that being anybody's queue, so there the smallest of
+   the last `STREAM_SAMPLES` is taken.
+4. The prefill says nothing about a step's cost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from outrider.control.base import MAX_LENGTH, Controller, Decision, Observation, Outcome
+from outrider.core.draft import StopRule
+from outrider.proto.messages import Load
+
+if TYPE_CHECKING:
+    from outrider.control.estimators import Estimators
+
+STREAM_SAMPLES: Final = 16
+"""Streamed verdicts whose smallest network time counts (our default): a second or two."""
+MAX_MARKS: Final = 256
+"""Sent frames whose verdict may still come: as many as the largest window."""
+
+
+class Pilot:
+    """Without a controller: as far as the window policy allows, whatever happens."""
+
+    def length(self, now: float, room: int) -> int:  # noqa: ARG002
+        """Most unjudged drafts now, in [0, room]; 0: let the cloud stream alone."""
+        return room
+
+    def stop_rule(self) -> StopRule | None:
+        """Ends the next block early; None: draft all of it."""
+        return None
+
+    @property
+    def threshold(self) -> float | None:
+        """T of the relaxed rules, nats; None: the request's own."""
+        return None
+
+    def drafted(self, count: int, seconds: float) -> None:
+        """A drafting job made `count` tokens in `seconds`."""
+
+    def sent(self, end: int, size: int, now: float) -> None:
+        """A frame of about `size` bytes left with the drafts up to position `end`."""
+
+    def verdict(
+        self,
+        *,
+        start: int,
+        drafted: int,
+        accepted: int,
+        strict: int,
+        tokens: int,
+        load: Load,
+        now: float,
+    ) -> None:
+        """A block of `drafted` drafts from position `start` was judged; `tokens` committed."""
+
+    def streamed(self, tokens: int, load: Load, now: float) -> None:
+        """The cloud committed `tokens` on its own."""
+
+
+class ControlledPilot(Pilot):
+    """See the module docstring. Controller and estimators may serve other sessions too."""
+
+    def __init__(
+        self, controller: Controller, estimators: Estimators, *, streaming: bool, now: float
+    ) -> None:
+        """`streaming`: drafts go out while others are unjudged."""
+        self._controller = controller
+        self._estimators = estimators
+        self._streaming = streaming
+        self._decision = Decision(length=0)
+        self._asked = False
+        self._began = now
+        self._delay_state = 0
+        self._marks: deque[tuple[int, int, float]] = deque(maxlen=MAX_MARKS)
+        self._network: deque[float] = deque(maxlen=STREAM_SAMPLES)
+        self._prefilled = False
+
+    def length(self, now: float, room: int) -> int:
+        if room < 1:
+            return 0
+        if not self._asked:
+            self._asked = True
+            if not self._streaming:
+                self._began = now
+            estimates = self._estimators.snapshot(now)
+            self._delay_state = estimates.delay_state
+            question = Observation(
+                now=now,
+                room=min(room, MAX_LENGTH),
+                estimates=estimates,
+                streaming=self._streaming,
+            )
+            self._decision = self._controller.decide(question)
+        return min(self._decision.length, room)
+
+    def stop_rule(self) -> StopRule | None:
+        return self._controller.stop_rule()
+
+    @property
+    def threshold(self) -> float | None:
+        return self._decision.threshold
+
+    def drafted(self, count: int, seconds: float) -> None:
+        self._estimators.draft(count, seconds)
+
+    def sent(self, end: int, size: int, now: float) -> None:
+        self._marks.append((end, size, now))
+
+    def verdict(
+        self,
+        *,
+        start: int,
+        drafted: int,
+        accepted: int,
+        strict: int,
+        tokens: int,
+        load: Load,
+        now: float,
+    ) -> None:
+        if drafted:
+            self._time(start + drafted, drafted + 1, load, now)
+            self._estimators.verdict(drafted=drafted, accepted=strict)
+        self._end_round(drafted=drafted, accepted=accepted, strict=strict, tokens=tokens, now=now)
+
+    def streamed(self, tokens: int, load: Load, now: float) -> None:
+        if self._prefilled and load.step_us:
+            self._estimators.step(rows=1, seconds=load.step_us / 1e6)
+        self._prefilled = True
+        self._end_round(drafted=0, accepted=0, strict=0, tokens=tokens, now=now)
+
+    def _time(self, end: int, rows: int, load: Load, now: float) -> None:
+        """Split the way of the frame that completed the block into network, queue and forward."""
+        while self._marks and self._marks[0][0] < end:
+            self._marks.popleft()
+        step, queue = load.step_us / 1e6, load.queue_us / 1e6
+        if self._prefilled:
+            self._estimators.step(rows=rows, seconds=step)
+        self._prefilled = True
+        if not self._marks:
+            return  # resent after a cut: its way says nothing
+        _, size, sent_at = self._marks[0]
+        network = now - sent_at - queue - step
+        if self._streaming:
+            self._network.append(network)
+            network = min(self._network)
+        self._estimators.round_trip(network=network, queue=queue, bytes_up=size, now=now)
+
+    def _end_round(
+        self, *, drafted: int, accepted: int, strict: int, tokens: int, now: float
+    ) -> None:
+        outcome = Outcome(
+            decision=self._decision,
+            drafted=drafted,
+            accepted=accepted,
+            strict=strict,
+            tokens=tokens,
+            seconds=max(0.0, now - self._began),
+            delay_state=self._delay_state,
+        )
+        if self._asked and tokens:
+            self._controller.observe(outcome, now)
+        self._asked = False
+        self._began = now
