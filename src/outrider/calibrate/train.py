@@ -1,0 +1,132 @@
+"""Training of the five-layer predictor g(r, dr) -> (omega, W) on a sweep (torch).
+
+E2-SCI trains on the lookup table with the loss E sum (T_seg - lambda L_acc) (PAPERS.md 1,
+Predictor) and says no more. Ours: first the network imitates the labels, then the published loss
+itself is lowered on the sweep's surfaces, interpolated between their thresholds and windows so
+that it has a gradient; lambda is the labels' gamma, and Acc below delta costs extra.
+Full batches, Adam, a seed: the same sweep gives the same weights on the same machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outrider.calibrate.trace import F64Array
+from outrider.control.calibration import Layer, PredictorWeights, Table, ThresholdLaw
+from outrider.control.predictor import INPUTS, LAYERS, OUTPUTS
+
+WIDTH: Final = 16
+"""Of the hidden layers (our default: two inputs need no more)."""
+STEPS: Final = 600
+"""Half of them imitate."""
+RATE: Final = 5e-3
+PENALTY: Final = 10.0
+"""Price of Acc falling short of delta by 1, in units of the surface's whole range."""
+
+Told = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What is to be learnt."""
+
+    table: Table
+    law: ThresholdLaw
+    pairs: F64Array
+    """[n, 2]: credit and change of the replayed segments."""
+    gamma: float
+    delta: float
+
+
+def train(
+    lesson: Lesson, *, seed: int, steps: int = STEPS, told: Told = lambda _done, _whole: None
+) -> PredictorWeights:
+    """The trained network, as `control.predictor` runs it."""
+    windows = lesson.table.windows
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = _network()
+    loss = _Loss(lesson)
+    inputs = torch.tensor(lesson.pairs, dtype=torch.float32)
+    optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
+    for step in range(steps):
+        threshold, window = _decide(network(inputs), inputs[:, 0], lesson.law, windows)
+        value = loss.imitation(threshold, window)
+        if step >= steps // 2:
+            value = value * 0.1 + loss.published(threshold, window)
+        optimizer.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        told(step + 1, steps)
+    layers = [
+        Layer(weights=part.weight.tolist(), bias=part.bias.tolist())
+        for part in network
+        if isinstance(part, nn.Linear)
+    ]
+    return PredictorWeights(layers=layers, window_min=windows[0], window_max=windows[-1])
+
+
+def _network() -> nn.Sequential:
+    widths = (INPUTS, *(WIDTH,) * (LAYERS - 1), OUTPUTS)
+    parts: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        parts += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*parts[:-1])
+
+
+def _decide(
+    out: Tensor, credit: Tensor, law: ThresholdLaw, windows: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """(T, W) [n] each, as `control.predictor` and `ThresholdLaw` have them, T not yet clipped."""
+    omega = F.softplus(out[:, 0])
+    span = windows[-1] - windows[0]
+    threshold = law.t_base + law.alpha * omega * (credit - law.tau_credit)
+    return threshold, windows[0] + span * torch.sigmoid(out[:, 1])
+
+
+class _Loss:
+    def __init__(self, lesson: Lesson) -> None:
+        table = lesson.table
+        bins = np.searchsorted(table.edges, lesson.pairs[:, 0], side="right")
+        self._bins = torch.tensor(bins)
+        self._best_t = torch.tensor(np.array(table.best_threshold)[bins], dtype=torch.float32)
+        self._best_w = torch.tensor(np.array(table.best_window)[bins], dtype=torch.float32)
+        self._law = lesson.law
+        self._thresholds = torch.tensor(table.thresholds, dtype=torch.float32)
+        self._windows = torch.tensor(table.windows, dtype=torch.float32)
+        objective = np.array(table.seconds) - lesson.gamma * np.array(table.tokens)
+        scaled = (objective - objective.min()) / max(float(np.ptp(objective)), 1e-12)
+        short = np.maximum(0.0, lesson.delta - np.array(table.quality))
+        self._surface = torch.tensor(scaled + PENALTY * short, dtype=torch.float32)
+
+    def imitation(self, threshold: Tensor, window: Tensor) -> Tensor:
+        """Squared distance from the labels, in units of the axes."""
+        t = (threshold - self._best_t) / self._thresholds[-1]
+        w = (window - self._best_w) / self._windows[-1]
+        return (t**2 + w**2).mean()
+
+    def published(self, threshold: Tensor, window: Tensor) -> Tensor:
+        """E (T_seg - gamma tokens) at the clipped (T, W), scaled to the surface's range."""
+        clipped = threshold.clamp(self._law.t_min, self._law.t_max)
+        i, x = _between(self._thresholds, clipped)
+        j, y = _between(self._windows, window)
+        at = (
+            self._surface[self._bins, i] * (1 - x[:, None])
+            + self._surface[self._bins, i + 1] * (x[:, None])
+        )
+        rows = torch.arange(len(at))
+        return (at[rows, j] * (1 - y) + at[rows, j + 1] * y).mean()
+
+
+def _between(axis: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Index of the axis point below x, and how far x is towards the next one, in [0, 1]."""
+    i = (torch.searchsorted(axis, x.detach().contiguous(), right=True) - 1).clamp(0, len(axis) - 2)
+    return i, ((x - axis[i]) / (axis[i + 1] - axis[i])).clamp(0.0, 1.0)
