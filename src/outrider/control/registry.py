@@ -17,6 +17,8 @@ Factory = Callable[[ControllerFacts], Controller]
 CONTROLLERS: Final[dict[str, str]] = {
     "fixed": "outrider.control.fixed:Fixed",
     "never": "outrider.control.fixed:Never",
+    "adaedl": "outrider.control.stops:AdaEdl",
+    "specdecpp": "outrider.control.stops:SpecDecPlusPlus",
 }
 """Name to 'module:factory'."""
 
