@@ -23,6 +23,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 from websockets.uri import parse_uri
 
+from outrider.control.base import Controller, ControllerFacts
+from outrider.control.estimators import Estimators
+from outrider.control.registry import make as make_controller
 from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.link import Link
 from outrider.core.tokens import Origin, ParameterError, Rule, SamplingParams
@@ -46,9 +49,18 @@ from outrider.session.client import (
     LinkUp,
     Progress,
 )
-from outrider.session.edge import DraftJob
+from outrider.session.edge import MAX_GROWTH, DraftJob
 from outrider.session.generation import Generation, Step
-from outrider.session.schedules import DEFAULT_WINDOW, MAX_WINDOW, Plan, Schedule, plan
+from outrider.session.pilot import ControlledPilot, Pilot
+from outrider.session.schedules import (
+    DEFAULT_GROWTH,
+    DEFAULT_WINDOW,
+    MAX_WINDOW,
+    STREAMING,
+    Plan,
+    Schedule,
+    plan,
+)
 
 log = logging.getLogger("outrider.edge")
 
@@ -57,6 +69,8 @@ DIAL_TIMEOUT: Final = 10.0
 WS_HEADER_UP: Final = 6
 """Bytes WebSocket adds to a short client frame: two of header, four of mask."""
 WS_HEADER_DOWN: Final = 2
+MAX_CONTROLLERS: Final = 32
+"""Most controllers an edge keeps; the oldest goes first and begins anew when it is asked for."""
 MIN_TIMER_S: Final = 0.001
 """The machine is not asked more often than this, whatever deadline it names."""
 _LONG_FRAME: Final = 126
@@ -109,13 +123,45 @@ class EdgeRequest:
     rule: Rule = Rule.COUPLED
     schedule: Schedule = Schedule.FREERUN
     draft_length: int = 4
+    """K of `sync`, `pearl` and `colocated`, the first window of `plc`."""
     window: int = DEFAULT_WINDOW
+    """Run-ahead of the streaming schedules; with a controller the most it may ask for."""
+    growth: float = DEFAULT_GROWTH
+    """eta of `plc`."""
+    controller: str = "fixed"
+    """Who says how many drafts (`control.registry`); `fixed` is K and W as they stand here."""
+    controller_options: Mapping[str, float] = field(default_factory=dict)
+    calibration: str | None = None
+    """Folder of `outrider calibrate`, for the controllers that use one."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.draft_length <= MAX_DRAFT_LENGTH:
             raise ParameterError("draft_length", f"must be in [1, {MAX_DRAFT_LENGTH}]")
         if not 1 <= self.window <= MAX_WINDOW:
             raise ParameterError("window", f"must be in [1, {MAX_WINDOW}]")
+        if not 0.0 <= self.growth <= MAX_GROWTH:
+            raise ParameterError("growth", f"must be in [0, {MAX_GROWTH}]")
+
+    def plan(self) -> Plan:
+        """The schedule made concrete. A controller chooses within `window`."""
+        length = self.draft_length if self.controller == "fixed" else self.longest
+        return plan(self.schedule, draft_length=length, window=self.window, growth=self.growth)
+
+    @property
+    def longest(self) -> int:
+        """Most drafts that a controller may ask for."""
+        return min(self.window, MAX_DRAFT_LENGTH)
+
+    def facts(self) -> ControllerFacts:
+        """What its controller is made with."""
+        streaming = self.schedule in (Schedule.STREAM, Schedule.FREERUN)
+        return ControllerFacts(
+            max_length=self.longest,
+            fixed_length=min(self.longest if streaming else self.draft_length, self.longest),
+            seed=self.params.seed,
+            options=dict(self.controller_options),
+            calibration=self.calibration,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +272,9 @@ class EdgeRuntime:
         self._open_drafts: set[DraftSession] = set()
         """Every draft session that holds a slot."""
         self._running: dict[int, _Running] = {}
+        self.estimators = Estimators()
+        """What this edge has learnt of link, engines and acceptance, over all its answers."""
+        self._controllers: dict[tuple[object, ...], Controller] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -285,16 +334,21 @@ class EdgeRuntime:
 
     async def stream(self, request: EdgeRequest) -> EdgeStream:
         """Start an answer; iterate the stream for steps, then read its `result`."""
-        schedule = plan(request.schedule, draft_length=request.draft_length, window=request.window)
+        schedule = request.plan()
+        pilot = self._pilot(request) if schedule.window.window else None
         drafts = await self._open_draft(request) if schedule.window.window else None
         try:
-            return self._start(request, schedule, drafts)
+            return self._start(request, schedule, drafts, pilot)
         except BaseException:
             self._let_go(drafts)
             raise
 
     def _start(
-        self, request: EdgeRequest, schedule: Plan, drafts: DraftSession | None
+        self,
+        request: EdgeRequest,
+        schedule: Plan,
+        drafts: DraftSession | None,
+        pilot: Pilot | None,
     ) -> EdgeStream:
         """Register a session on all tables at once, or on none (field case 32)."""
         if self._closed:
@@ -308,7 +362,9 @@ class EdgeRuntime:
         )
         now = time.monotonic()
         try:
-            number = self._client.start(generation, schedule, rule=request.rule, now=now)
+            number = self._client.start(
+                generation, schedule, rule=request.rule, now=now, pilot=pilot
+            )
         except RemoteError as error:
             raise CloudError(error.code, error.message) from None
         except LocalError as error:
@@ -318,6 +374,32 @@ class EdgeRuntime:
         stream = EdgeStream(self, number, running, generation)
         self._pump()
         return stream
+
+    def _pilot(self, request: EdgeRequest) -> Pilot | None:
+        """The controller's seat. Requests with the same wishes share one controller: it goes on
+        learning from answer to answer. Raises ParameterError for an unknown one."""
+        if request.controller == "fixed":
+            return None
+        facts = request.facts()
+        key = (
+            request.controller,
+            request.schedule,
+            facts.max_length,
+            facts.fixed_length,
+            tuple(sorted(facts.options.items())),
+            facts.calibration,
+        )
+        controller = self._controllers.get(key)
+        if controller is None:
+            if len(self._controllers) >= MAX_CONTROLLERS:
+                self._controllers.pop(next(iter(self._controllers)))
+            controller = self._controllers[key] = make_controller(request.controller, facts)
+        return ControlledPilot(
+            controller,
+            self.estimators,
+            streaming=request.schedule in STREAMING,
+            now=time.monotonic(),
+        )
 
     async def _open_draft(self, request: EdgeRequest) -> DraftSession | None:
         """A draft session, or None where there is no draft engine or it has no room."""
@@ -439,19 +521,21 @@ class EdgeRuntime:
             asyncio.get_running_loop().call_soon(self._drafted, number, NO_DRAFT)
             return
         self._engine.submit(
-            lambda: drafts.propose(job.context, job.count), partial(self._proposed, number)
+            lambda: drafts.propose(job.context, job.count, job.stop),
+            partial(self._proposed, number),
         )
 
     def _proposed(self, number: int, outcome: Timed[Draft] | BaseException) -> None:
         if isinstance(outcome, Timed):
-            self.draft_seconds += outcome.ended - outcome.started
-            self._drafted(number, outcome.value)
+            seconds = outcome.ended - outcome.started
+            self.draft_seconds += seconds
+            self._drafted(number, outcome.value, seconds)
         elif not self._closed:  # a broken draft costs speed, never the answer
             log.warning("drafting failed: %s", _reason(outcome))
             self._drafted(number, NO_DRAFT)
 
-    def _drafted(self, number: int, draft: Draft) -> None:
-        self._client.drafted(number, draft, time.monotonic())
+    def _drafted(self, number: int, draft: Draft, seconds: float = 0.0) -> None:
+        self._client.drafted(number, draft, time.monotonic(), seconds=seconds)
         self._pump()
 
     # ---------------------------------------------------------------- the socket

@@ -16,14 +16,12 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from outrider.control.base import MAX_LENGTH, Controller, Decision, Observation, Outcome
+from outrider.control.estimators import Estimators
 from outrider.core.draft import StopRule
 from outrider.proto.messages import Load
-
-if TYPE_CHECKING:
-    from outrider.control.estimators import Estimators
 
 STREAM_SAMPLES: Final = 16
 """Streamed verdicts whose smallest network time counts (our default): a second or two."""
