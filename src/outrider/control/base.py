@@ -63,6 +63,8 @@ class Estimates:
     """r(t) - r(t-1)."""
     delay_state: int = 0
     """Which of the known delay levels the link is in now, 0 the shortest."""
+    delay_levels: tuple[float, ...] = ()
+    """The known levels of `round_trip`, ascending; `delay_state` counts along them."""
     rounds: int = 0
     """Rounds these rest on."""
 
