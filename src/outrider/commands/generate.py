@@ -22,12 +22,14 @@ from outrider.commands.options import (
     SAMPLING,
     SPECULATION,
     Cloud,
+    ControllerOption,
     Deterministic,
     Device,
     Draft,
     DraftLength,
     Dtype,
     DtypeOption,
+    Growth,
     Json,
     ScheduleOption,
     Target,
@@ -36,7 +38,7 @@ from outrider.commands.options import (
     Window,
 )
 from outrider.core.tokens import Rule, SamplingParams
-from outrider.session.schedules import DEFAULT_WINDOW, Schedule
+from outrider.session.schedules import DEFAULT_GROWTH, DEFAULT_WINDOW, Schedule
 
 
 def _sampling(name: str, text: str) -> Any:
@@ -151,6 +153,18 @@ def generate(
     cloud: Cloud = None,
     schedule: ScheduleOption = Schedule.FREERUN,
     window: Window = DEFAULT_WINDOW,
+    growth: Growth = DEFAULT_GROWTH,
+    controller: ControllerOption = "fixed",
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            help="What outrider calibrate wrote, for --controller credit.",
+            show_default=False,
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
     link: Annotated[
         str | None,
         typer.Option(
@@ -239,6 +253,9 @@ def generate(
                 schedule=schedule if draft_length else Schedule.CLOUD_ONLY,
                 window=window,
                 draft_length=draft_length or 1,
+                growth=growth,
+                controller=controller,
+                calibration=calibration,
                 link=link,
                 token_file=token_file,
                 ca_file=ca_file,
@@ -260,7 +277,14 @@ def generate(
         return
     _refuse_network(
         schedule,
-        {"--link": link, "--trace": trace, "--token-file": token_file, "--ca-file": ca_file},
+        {
+            "--controller": None if controller == "fixed" else controller,
+            "--calibration": calibration,
+            "--link": link,
+            "--trace": trace,
+            "--token-file": token_file,
+            "--ca-file": ca_file,
+        },
     )
     if schedule is Schedule.EDGE_ONLY:
         pair = models.load_edge_only(target=target, draft=draft, device=device, threads=threads)

@@ -127,8 +127,28 @@ ScheduleOption = Annotated[
         metavar="NAME",
         help="Who waits for whom. freerun: the target never waits, guesses that arrive in time "
         "let it skip. stream: guesses ahead, the target waits for them. sync: K guesses, then "
-        "wait. cloud-only: no guesses. colocated: the cloud's own draft. edge-only: the draft "
-        "by itself.",
+        "wait. pearl: a block ahead, its first guess first. plc: as pearl, in a window that grows "
+        "while blocks stand. cloud-only: no guesses. colocated: the cloud's own draft. edge-only: "
+        "the draft by itself.",
+        rich_help_panel=NETWORK,
+    ),
+]
+ControllerOption = Annotated[
+    str,
+    typer.Option(
+        "--controller",
+        metavar="NAME",
+        help="Who says how many guesses: fixed (K and W as given), auto (by measured costs and "
+        "acceptance; may let the cloud stream alone), never, and the published ones: specstop, "
+        "ucb-specstop, ... Options behind a colon: ucb-specstop:beta=0.5. See docs/controllers.md.",
+        rich_help_panel=SPECULATION,
+    ),
+]
+Growth = Annotated[
+    float,
+    typer.Option(
+        metavar="ETA",
+        help="plc: a block that stands whole lets the window grow by the factor 1 + ETA.",
         rich_help_panel=NETWORK,
     ),
 ]
@@ -136,7 +156,8 @@ Window = Annotated[
     int,
     typer.Option(
         metavar="W",
-        help="Guesses that may be on their way in freerun and stream, 1 to 256.",
+        help="Guesses that may be on their way in freerun, stream and plc, 1 to 256; with a "
+        "--controller the most it may ask for.",
         rich_help_panel=NETWORK,
     ),
 ]

@@ -33,6 +33,9 @@ class Remote:
     schedule: Schedule
     window: int
     draft_length: int
+    growth: float
+    controller: str
+    calibration: Path | None
     link: str | None
     token_file: Path | None
     ca_file: Path | None
@@ -69,11 +72,13 @@ def bearer_token(file: Path | None) -> str | None:
 
 def answer(remote: Remote, question: Question, *, as_json: bool) -> None:
     """Ask, stream, report."""
+    from outrider.control.registry import parse as parse_controller
     from outrider.core.link import parse_link
     from outrider.engines.load import load_drafter, load_vocabulary
     from outrider.runtime.edge import EdgeConfig, EdgeRequest
     from outrider.runtime.shaping import load_trace
 
+    controller, options = parse_controller(remote.controller)
     config = EdgeConfig(
         url=remote.url,
         token=bearer_token(remote.token_file),
@@ -100,6 +105,10 @@ def answer(remote: Remote, question: Question, *, as_json: bool) -> None:
         schedule=remote.schedule,
         draft_length=remote.draft_length,
         window=remote.window,
+        growth=remote.growth,
+        controller=controller,
+        controller_options=options,
+        calibration=str(remote.calibration) if remote.calibration else None,
     )
     asyncio.run(_ask(config, request, vocabulary, drafter, remote, as_json=as_json))
 
