@@ -217,13 +217,17 @@ def window_seconds(estimates: Estimates, most: int) -> list[float]:
     run = sum(alive) + alive[-1] * tail / (1.0 - tail)
     share = run / (run + 1.0)
     rows = row_seconds(e.verify, most + 1)
+    each, way = e.draft, link_seconds(e) + e.queue
+    whole = math.ceil(min(rows[1] / each, most)) if each > 0.0 else most
     seconds = [e.queue + rows[0]]
     for window in range(1, most + 1):
-        chunk = min(window, max(1, math.ceil(rows[1] / e.draft))) if e.draft > 0.0 else window
-        wait = link_seconds(e) + e.queue + rows[chunk]
-        pace = max(e.draft, (e.draft + wait) / window)
-        chunk_time = chunk * e.draft / (1.0 - share**chunk)
-        seconds.append((chunk_time + wait + run * (pace - e.draft)) / (run + 1.0))
+        chunk = min(window, max(1, whole))
+        wait = way + rows[chunk]
+        stall = max(0.0, (each + wait) / window - each)
+        seconds.append((chunk * each / (1.0 - share**chunk) + wait + run * stall) / (run + 1.0))
+        if stall == 0.0 and chunk >= whole:
+            # Nothing is won beyond what is under way.
+            return seconds + [seconds[-1]] * (most - window)
     return seconds
 
 
