@@ -15,11 +15,13 @@ from typing import Annotated
 import typer
 
 from outrider.commands import errors
+from outrider.commands.calibrate import calibrate
 from outrider.commands.cloud import cloud
 from outrider.commands.demo import demo
 from outrider.commands.distill import distill
 from outrider.commands.doctor import doctor
 from outrider.commands.generate import generate
+from outrider.commands.inertia import inertia
 from outrider.commands.pull import pull
 from outrider.commands.version import version
 
@@ -30,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, demo, cloud, pull, distill, doctor, version):
+for command in (generate, demo, cloud, pull, distill, calibrate, inertia, doctor, version):
     app.command()(command)
 
 
