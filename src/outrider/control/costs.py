@@ -6,6 +6,7 @@
 
 `worth_judging` puts them together: judge the m drafts that maximise
 (1 + S(1) + ... + S(m)) / t_v(m + 1), never assuming that rows are free (SYSTEM.md, Free-run).
+`share_rows` is the same for sessions that share a forward: what pays alone may not pay for all.
 """
 
 from __future__ import annotations
@@ -130,12 +131,31 @@ class RowCosts:
 
 def worth_judging(pending: int, curve: PrefixCurve, costs: RowCosts) -> int:
     """How many of `pending` drafts to judge in one forward: tokens per second at their best."""
-    best, most, tokens = 0, 0.0, 1.0
-    alive = curve.survival(pending)
-    for m in range(pending + 1):
-        if m:
-            tokens += alive[m - 1]
-        rate = tokens / costs.seconds(m + 1)
+    return share_rows([curve.survival(pending)], costs)[0]
+
+
+def share_rows(
+    survivals: Sequence[Sequence[float]], costs: RowCosts, *, rows: int = 0, tokens: float = 0.0
+) -> list[int]:
+    """How many drafts of each session to judge in one forward that all share.
+
+    `survivals[i]`: S(1), S(2), ... of session i's pending drafts, never rising. Each session has
+    one row of its own besides, and `rows` and `tokens` are what others bring that have no
+    choice. The likeliest drafts come first; of all numbers of drafts, the one with the most
+    tokens a second is taken (rows come in steps, so the first decline need not be the last).
+    """
+    order = sorted(
+        ((s, -place, -i) for i, alive in enumerate(survivals) for place, s in enumerate(alive)),
+        reverse=True,
+    )
+    base, gained = rows + len(survivals), tokens + len(survivals)
+    best, most = 0, gained / costs.seconds(base) if base else 0.0
+    for count, (alive_so_far, _, _) in enumerate(order, start=1):
+        gained += alive_so_far
+        rate = gained / costs.seconds(base + count)
         if rate > most:
-            best, most = m, rate
-    return best
+            best, most = count, rate
+    taken = [0] * len(survivals)
+    for _, _, i in order[:best]:
+        taken[-i] += 1
+    return taken

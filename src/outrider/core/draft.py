@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.sampling import Distribution
+from outrider.core.sparse import Sketch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +24,15 @@ class Draft:
     tokens: tuple[int, ...] = ()
     q: tuple[float, ...] = ()
     rows: tuple[Distribution, ...] = ()
+    sketches: tuple[Sketch, ...] = ()
+    """Relaxed rules: what tokens[i] was drawn from, as the cloud is told."""
 
     def __post_init__(self) -> None:
-        if any(part and len(part) != len(self.tokens) for part in (self.q, self.rows)):
+        parts = (self.q, self.rows, self.sketches)
+        if any(part and len(part) != len(self.tokens) for part in parts):
             raise ValueError(
-                f"{len(self.tokens)} tokens, {len(self.q)} probabilities, {len(self.rows)} rows"
+                f"{len(self.tokens)} tokens, {len(self.q)} probabilities, {len(self.rows)} rows, "
+                f"{len(self.sketches)} sketches"
             )
 
     def __len__(self) -> int:

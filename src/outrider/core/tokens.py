@@ -60,6 +60,8 @@ class Origin(StrEnum):
     """The target's own token after a block that was accepted whole."""
     TARGET = "target"
     """The target's own token where nothing was drafted."""
+    RELAXED = "relaxed"
+    """Drafted and let stand although the target's own token is another one (core.relaxed)."""
 
 
 class Rule(StrEnum):
@@ -67,6 +69,8 @@ class Rule(StrEnum):
 
     COUPLED = "coupled"
     RATIO = "ratio"
+    RELAXED = "relaxed"
+    """Lossy, within a budget (core.relaxed); never the default."""
 
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:

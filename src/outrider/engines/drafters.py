@@ -19,12 +19,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from outrider.core import rng
 from outrider.core.draft import NO_DRAFT, Draft, DraftSignal, StopRule
+from outrider.core.relaxation import DEFAULT_SKETCH
 from outrider.core.rng import Purpose
 from outrider.core.sampling import (
     GREEDY_BELOW,
@@ -33,6 +34,7 @@ from outrider.core.sampling import (
     RowError,
     SamplingPipeline,
 )
+from outrider.core.sparse import Sketch, sketched
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.engines.base import (
     Block,
@@ -57,6 +59,14 @@ class ShowsHidden(Protocol):
         next-token row was computed from. Raises SlotError when that position was not the last
         one to be computed."""
         ...
+
+
+class _Guess(NamedTuple):
+    """A drafted token, what it was drawn from, and the sketch of that, if one was made."""
+
+    q: Distribution
+    token: int
+    sketch: Sketch | None
 
 
 class DraftSession(Protocol):
@@ -87,7 +97,16 @@ class Drafter(Protocol):
     @property
     def name(self) -> str: ...
 
-    def session(self, prompt_length: int, params: SamplingParams, rule: Rule) -> DraftSession: ...
+    def session(
+        self,
+        prompt_length: int,
+        params: SamplingParams,
+        rule: Rule,
+        *,
+        sketch: int = DEFAULT_SKETCH,
+    ) -> DraftSession:
+        """`sketch`: ids that a sketch lists, under the relaxed rule."""
+        ...
 
 
 class ModelDrafter:
@@ -111,13 +130,23 @@ class ModelDrafter:
         """True when its stop rules may need a hidden state; ask before a request does."""
         return isinstance(self.model, ShowsHidden)
 
-    def session(self, prompt_length: int, params: SamplingParams, rule: Rule) -> DraftSession:
+    def session(
+        self,
+        prompt_length: int,
+        params: SamplingParams,
+        rule: Rule,
+        *,
+        sketch: int = DEFAULT_SKETCH,
+    ) -> DraftSession:
+        listed = sketch if rule is Rule.RELAXED else 0
         voice = None
         if self.model is not None:
-            voice = _ModelVoice(self.model, prompt_length, params, rule)
+            voice = _ModelVoice(self.model, prompt_length, params, rule, sketch=listed)
         index = NgramIndex() if self._lookup else None
         ends = params.stop_token_ids if self.model is None else _end_ids(self.model, params)
-        return _Session(voice, index, needs_q=rule is Rule.RATIO, end_ids=ends)
+        return _Session(
+            voice, index, needs_q=rule is Rule.RATIO, needs_sketch=bool(listed), end_ids=ends
+        )
 
 
 def _end_ids(model: LanguageModel, params: SamplingParams) -> frozenset[int]:
@@ -129,13 +158,20 @@ class _ModelVoice:
     """The model's part of a draft session: one slot, one sampling pipeline."""
 
     def __init__(
-        self, model: LanguageModel, prompt_length: int, params: SamplingParams, rule: Rule
+        self,
+        model: LanguageModel,
+        prompt_length: int,
+        params: SamplingParams,
+        rule: Rule,
+        *,
+        sketch: int = 0,
     ) -> None:
         self._model = model
+        self._sketch = sketch
         self._prompt_length = prompt_length
         self._seed = params.seed
-        # Ratio drafts must be independent of the target's draws; coupled ones share them.
-        self._purpose = Purpose.TOKEN if rule is Rule.COUPLED else Purpose.DRAFT
+        # Ratio drafts must be independent of the target's draws; the others share them.
+        self._purpose = Purpose.DRAFT if rule is Rule.RATIO else Purpose.TOKEN
         self._pipeline = SamplingPipeline(
             params,
             vocab_size=model.info.vocab_size,
@@ -158,7 +194,7 @@ class _ModelVoice:
             self._history = History(committed[: self._prompt_length])
         self._history.truncate(plan_prefix(self._history.output, output))
 
-    def distribution(self, context: Sequence[int]) -> tuple[Distribution, int]:
+    def distribution(self, context: Sequence[int]) -> _Guess:
         """q behind `context` (the committed ids `start` was told, and drafts since then), and
         the token drawn from it."""
         assert self._slot is not None, "the draft session is closed"
@@ -172,7 +208,10 @@ class _ModelVoice:
             q = self._pipeline.distribution(row, self._history)
         except RowError as error:
             raise EngineError(f"draft model {self._model.info.name}: {error}") from None
-        return q, q.draw(rng.key(self._seed, self._purpose, len(context)))
+        sketch = None
+        if self._sketch:  # what is drawn from is what the cloud is told, not what it came from
+            sketch, q = sketched(q, self._sketch)
+        return _Guess(q, q.draw(rng.key(self._seed, self._purpose, len(context))), sketch)
 
     def check(self, stop: StopRule) -> None:
         """Raises EngineError when `stop` needs what the model does not show."""
@@ -220,8 +259,10 @@ class _Session:
         index: NgramIndex | None,
         *,
         needs_q: bool,
+        needs_sketch: bool,
         end_ids: frozenset[int],
     ) -> None:
+        self._needs_sketch = needs_sketch
         self._voice = voice
         self._index = index
         self._needs_q = needs_q
@@ -233,21 +274,24 @@ class _Session:
         self._start(committed, stop)
         context = list(committed)
         rows: list[Distribution] = []
+        sketches: list[Sketch] = []
         while len(rows) < count:
             copied = self._copied(context[len(committed) :])
             guess = copied or self._spoken(context)
             if guess is None:
                 break
-            q, token = guess
+            q, token, sketch = guess
             context.append(token)
             rows.append(q)
+            if self._needs_sketch:
+                sketches.append(sketch or sketched(q, 1)[0])
             if token in self._end_ids:
                 break
             if copied is None and self._stops(len(rows) - 1, q, token, stop):
                 break
         tokens = tuple(context[len(committed) :])
         if not self._needs_q:
-            return Draft(tokens=tokens)
+            return Draft(tokens=tokens, sketches=tuple(sketches))
         q_values = tuple(d.prob(t) for d, t in zip(rows, tokens, strict=True))
         return Draft(tokens=tokens, q=q_values, rows=tuple(rows))
 
@@ -261,11 +305,11 @@ class _Session:
         if self._voice is not None:
             self._voice.start(committed)
 
-    def _copied(self, tail: Sequence[int]) -> tuple[Distribution, int] | None:
+    def _copied(self, tail: Sequence[int]) -> _Guess | None:
         token = None if self._index is None else self._index.guess(tail)
-        return None if token is None else (_certain(token), token)
+        return None if token is None else _Guess(_certain(token), token, None)
 
-    def _spoken(self, context: list[int]) -> tuple[Distribution, int] | None:
+    def _spoken(self, context: list[int]) -> _Guess | None:
         if self._voice is None or len(context) > self._voice.window:
             return None
         return self._voice.distribution(context)

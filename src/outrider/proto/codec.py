@@ -3,8 +3,11 @@
 The first byte is the kind. Cold kinds are followed by a MessagePack map; hot kinds are packed:
 
     varint   unsigned LEB128: 7 bits a byte, low bits first, high bit = more follows
-    DRAFT    kind session epoch start flags count id*          (+ count float64 if flags & 1)
+    DRAFT    kind session epoch start flags count id*          (+ count float64 if flags & 1,
+             + count sketches if flags & 2, + float64 threshold if flags & 4)
     VERDICT  kind session epoch start drafted accepted id queue step
+    RELAXED  kind session epoch start drafted accepted id queue step strict count mark*
+             spent max_jsd                                     (float64 each)
     TOKENS   kind session start queue step count id*
     PROPOSALS kind session epoch start drafted accepted first queue step count (id float64)*
     CORRECT  kind session position tag value      tag 0: value = token; tag 1: value = have
@@ -19,10 +22,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Final, NoReturn, get_args
 
 import msgspec
 
+from outrider.core.sparse import Sketch, SketchError, read_sketch
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import (
     MAX_VALUE,
@@ -42,6 +47,7 @@ from outrider.proto.messages import (
     Ping,
     Pong,
     Proposals,
+    Relaxed,
     Resume,
     Row,
     Steer,
@@ -63,7 +69,19 @@ K_TOKENS: Final = 0x22
 K_PROPOSALS: Final = 0x23
 K_CORRECT: Final = 0x24
 K_ROW: Final = 0x25
+K_RELAXED: Final = 0x26
 _HAS_Q: Final = 1
+_HAS_SKETCHES: Final = 2
+_HAS_THRESHOLD: Final = 4
+_DRAFT_FLAGS: Final = (
+    0,
+    _HAS_Q,
+    _HAS_SKETCHES,
+    _HAS_SKETCHES | _HAS_THRESHOLD,
+)
+"""Combinations that mean something: a threshold is of the relaxed rule, like sketches."""
+_LEAST_SKETCH: Final = 4
+"""Bytes of the shortest sketch: a count, an id, a code."""
 _MAX_LOAD_US: Final = MAX_VALUE
 
 _Cold = (
@@ -149,6 +167,13 @@ class _Reader:
         self._at += size
         return raw
 
+    def sketch(self) -> Sketch:
+        try:
+            sketch, self._at = read_sketch(self._data, self._at)
+        except SketchError as error:
+            _malformed(str(error))
+        return sketch
+
     def load(self) -> Load:
         return Load(queue_us=self.varint(), step_us=self.varint())
 
@@ -191,22 +216,38 @@ def _decode_cold(frame: bytes) -> Message:
 
 
 def _pack_draft(m: Draft) -> _Writer:
-    if m.q and len(m.q) != len(m.tokens):
-        raise LocalError("as many probabilities as drafts")
+    if any(part and len(part) != len(m.tokens) for part in (m.q, m.sketches)):
+        raise LocalError("as many probabilities, or sketches, as drafts")
+    flags = _HAS_Q * bool(m.q) | _HAS_SKETCHES * bool(m.sketches)
+    if m.threshold is not None:
+        flags |= _HAS_THRESHOLD
+    if flags not in _DRAFT_FLAGS:
+        raise LocalError("sketches go without q, a threshold with sketches")
     w = _Writer(K_DRAFT)
-    w.varint(m.session, m.epoch, m.start, _HAS_Q if m.q else 0, len(m.tokens), *m.tokens)
+    w.varint(m.session, m.epoch, m.start, flags, len(m.tokens), *m.tokens)
     w.doubles(m.q)
+    for sketch in m.sketches:
+        w.data += sketch.to_bytes()
+    if m.threshold is not None:
+        w.doubles((m.threshold,))
     return w
 
 
 def _unpack_draft(r: _Reader) -> Draft:
     session, epoch, start, flags = r.varint(), r.varint(), r.varint(), r.varint()
-    if flags not in (0, _HAS_Q):
+    if flags not in _DRAFT_FLAGS:
         _malformed(f"unknown draft flags {flags}")
-    count = r.count(9 if flags else 1)
-    tokens = r.ids(count)
-    q = r.doubles(count) if flags else ()
-    return Draft(session=session, epoch=epoch, start=start, tokens=tokens, q=q)
+    least = 1 + 8 * bool(flags & _HAS_Q) + _LEAST_SKETCH * bool(flags & _HAS_SKETCHES)
+    count = r.count(least)
+    return Draft(
+        session=session,
+        epoch=epoch,
+        start=start,
+        tokens=r.ids(count),
+        q=r.doubles(count) if flags & _HAS_Q else (),
+        sketches=tuple(r.sketch() for _ in range(count)) if flags & _HAS_SKETCHES else (),
+        threshold=r.doubles(1)[0] if flags & _HAS_THRESHOLD else None,
+    )
 
 
 def _pack_verdict(m: Verdict) -> _Writer:
@@ -228,6 +269,39 @@ def _unpack_verdict(r: _Reader) -> Verdict:
         accepted=accepted,
         token=token,
         load=r.load(),
+    )
+
+
+def _pack_relaxed(m: Relaxed) -> _Writer:
+    w = _Writer(K_RELAXED)
+    w.varint(m.session, m.epoch, m.start, m.drafted, m.accepted, m.token)
+    w.load(m.load)
+    w.varint(m.strict, len(m.marks), *m.marks)
+    w.doubles((m.spent, m.max_jsd))
+    return w
+
+
+def _unpack_relaxed(r: _Reader) -> Relaxed:
+    session, epoch, start, drafted, accepted, token = (r.varint() for _ in range(6))
+    load, strict = r.load(), r.varint()
+    marks = r.ids(r.count(1))
+    if accepted > drafted or strict > min(accepted + 1, drafted):
+        _malformed("more drafts accepted than judged")
+    if any(b <= a for a, b in pairwise((-1, *marks))) or (marks and marks[-1] >= accepted):
+        _malformed("marks must be ascending indices of accepted drafts")
+    spent, max_jsd = r.doubles(2)
+    return Relaxed(
+        session=session,
+        epoch=epoch,
+        start=start,
+        drafted=drafted,
+        accepted=accepted,
+        token=token,
+        strict=strict,
+        marks=marks,
+        spent=spent,
+        max_jsd=max_jsd,
+        load=load,
     )
 
 
@@ -307,6 +381,7 @@ def _unpack_row(r: _Reader) -> Row:
 _PACKERS: Final[dict[type, Callable[..., _Writer]]] = {
     Draft: _pack_draft,
     Verdict: _pack_verdict,
+    Relaxed: _pack_relaxed,
     Tokens: _pack_tokens,
     Proposals: _pack_proposals,
     Correct: _pack_correct,
@@ -315,6 +390,7 @@ _PACKERS: Final[dict[type, Callable[..., _Writer]]] = {
 _UNPACKERS: Final[dict[int, Callable[[_Reader], Message]]] = {
     K_DRAFT: _unpack_draft,
     K_VERDICT: _unpack_verdict,
+    K_RELAXED: _unpack_relaxed,
     K_TOKENS: _unpack_tokens,
     K_PROPOSALS: _unpack_proposals,
     K_CORRECT: _unpack_correct,

@@ -11,8 +11,9 @@ Rules:
 
     state       edge receives                          cloud receives
     HELLO       Hello, Error                           Hello
-    READY       Opened Verdict Tokens Proposals Row    Open Resume Steer Draft Correct
-                Logprobs Done Error GoAway Ping Pong   Cancel Ping Pong Error
+    READY       Opened Verdict Relaxed Tokens          Open Resume Steer Draft Correct
+                Proposals Row Logprobs Done Error      Cancel Ping Pong Error
+                GoAway Ping Pong
     DRAINING    as READY                               as READY, but Open is refused (draining)
     CLOSED      -                                      -
 
@@ -48,6 +49,7 @@ from outrider.proto.messages import (
     Ping,
     Pong,
     Proposals,
+    Relaxed,
     Resume,
     Row,
     Steer,
@@ -74,7 +76,7 @@ class State(StrEnum):
 
 
 _EDGE_HEARS: Final = frozenset(
-    {Opened, Verdict, Tokens, Proposals, Row, Logprobs, Done, Error, GoAway, Ping, Pong}
+    {Opened, Verdict, Relaxed, Tokens, Proposals, Row, Logprobs, Done, Error, GoAway, Ping, Pong}
 )
 _CLOUD_HEARS: Final = frozenset({Open, Resume, Steer, Draft, Correct, Cancel, Ping, Pong, Error})
 

@@ -18,6 +18,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from outrider.core.sparse import Sketch
+
 PROTOCOL_VERSION = 1
 """Version spoken here. Peers agree on the highest they share (HELLO lists them)."""
 
@@ -89,6 +91,22 @@ class Sampling(Frozen, frozen=True, kw_only=True):
     seed: int
 
 
+class Relax(Frozen, frozen=True, kw_only=True):
+    """How a session of the rule 'relaxed' is judged: core.relaxed.Policy and Ledger, field by
+    field. `spent`, `relaxed` and `max_jsd` go on where an earlier session stopped (I4)."""
+
+    rule: str
+    threshold: float
+    divergence: str
+    epsilon: float
+    delta: float
+    budget: float | None
+    """None: without end (the published rules)."""
+    spent: float = 0.0
+    relaxed: Count = 0
+    max_jsd: float = 0.0
+
+
 class Open(Frozen, tag="open", frozen=True, kw_only=True):
     """Begin a session, or rebuild one anywhere from its committed tokens (I4)."""
 
@@ -109,6 +127,8 @@ class Open(Frozen, tag="open", frozen=True, kw_only=True):
     held: bool = False
     """A DRAFT follows at once: no forward before it. So a rebuilt session judges the drafts that
     an earlier one may have judged already, and never replaces that decision."""
+    relax: Relax | None = None
+    """For the rule 'relaxed', which needs it; no other rule may have it."""
 
 
 class Resume(Frozen, tag="resume", frozen=True, kw_only=True):
@@ -151,6 +171,11 @@ class Done(Frozen, tag="done", frozen=True, kw_only=True):
     near_ties: Count = 0
     """Committed tokens that another kernel or batch might have decided otherwise; counted by a
     target that does not promise its bits."""
+    relaxed: Count = 0
+    """Tokens that stand although the target's own differs (rule 'relaxed')."""
+    spent: float = 0.0
+    """Of its budget."""
+    max_jsd: float = 0.0
 
 
 class Code(enum.StrEnum):
@@ -229,6 +254,10 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
     q: tuple[float, ...] = ()
     """Ratio rule: the probability each token was drawn with, float64, exactly."""
+    sketches: tuple[Sketch, ...] = ()
+    """Relaxed rule: what each token was drawn from (core.sparse)."""
+    threshold: float | None = None
+    """Relaxed rule: T from here on, where a controller moves it; None: as before."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,6 +279,25 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     drafted: int
     accepted: int
     token: int
+    load: Load = Load()
+
+
+class Relaxed(msgspec.Struct, frozen=True, kw_only=True):
+    """Cloud to edge: a VERDICT of the relaxed rule."""
+
+    session: int
+    epoch: int
+    start: int
+    drafted: int
+    accepted: int
+    token: int
+    strict: int
+    """Leading drafts that equal the target's own tokens: what the strict rule had accepted."""
+    marks: tuple[int, ...]
+    """Indices in the block of the accepted drafts that the target did not choose, ascending."""
+    spent: float
+    """The session's ledger after this block (core.ledger)."""
+    max_jsd: float
     load: Load = Load()
 
 
@@ -320,6 +368,7 @@ Message = (
     | Logprobs
     | Draft
     | Verdict
+    | Relaxed
     | Tokens
     | Proposals
     | Row

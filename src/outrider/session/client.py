@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from outrider.core.draft import Draft as CoreDraft
+from outrider.core.relaxation import Relaxation
 from outrider.core.tokens import FinishReason, ParameterError, Rule
 from outrider.proto.connection import HEARTBEAT, Connection, Role, State
 from outrider.proto.errors import LocalError, RemoteError
@@ -48,6 +49,7 @@ from outrider.proto.messages import (
     Open,
     Opened,
     Proposals,
+    Relaxed,
     Resume,
     Row,
     Steer,
@@ -59,7 +61,7 @@ from outrider.session.edge import RETRY_AFTER, DraftJob, EdgeSession
 from outrider.session.generation import Generation, Step
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import Plan
-from outrider.session.wire import to_wire
+from outrider.session.wire import relax_to_wire, to_wire
 
 REDIAL_FIRST: Final = 0.05
 """Seconds before the first redial (our default): a restarted proxy is back by then, and the user
@@ -275,6 +277,7 @@ class EdgeClient:
         plan: Plan,
         *,
         rule: Rule = Rule.COUPLED,
+        relaxation: Relaxation | None = None,
         now: float,
         pilot: Pilot | None = None,
     ) -> int:
@@ -290,7 +293,8 @@ class EdgeClient:
             generation,
             plan.window,
             now=now,
-            needs_q=rule is Rule.RATIO,
+            rule=rule,
+            relaxation=relaxation,
             retry_after=self._retry_after,
             pilot=pilot,
         )
@@ -505,6 +509,7 @@ class EdgeClient:
             self.tally.reopened += 1
         self._enter(live, "OPEN sent", now)
         prompt = sequence.committed[: sequence.prompt_length]
+        relaxation = session.relaxation
         try:
             connection.send(
                 Open(
@@ -518,6 +523,7 @@ class EdgeClient:
                     take=live.plan.take.value,
                     cloud_draft=live.plan.cloud_draft,
                     held=bool(sequence.tail),
+                    relax=relax_to_wire(relaxation.policy, session.ledger) if relaxation else None,
                 )
             )
         except LocalError as error:
@@ -600,7 +606,7 @@ class EdgeClient:
             case Opened():
                 live.move("OPENED")
                 live.accepted = True
-            case Verdict():
+            case Verdict() | Relaxed():
                 step = session.on_verdict(message, now)
             case Tokens():
                 step = session.on_tokens(message, now)
@@ -619,7 +625,7 @@ class EdgeClient:
     def _check_ids(self, message: Message, number: int) -> None:
         """No id outside the vocabulary reaches the text stream or the draft engine."""
         match message:
-            case Verdict():
+            case Verdict() | Relaxed():
                 ids: tuple[int, ...] = (message.token,)
             case Tokens() | Proposals():
                 ids = message.tokens

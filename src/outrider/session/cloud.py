@@ -8,7 +8,8 @@ Rules:
 2. At most one forward of a session is in flight. Drafts that arrive meanwhile wait behind it.
 3. `wait` runs a forward when a draft (or a call for a step) is there; `step` (free-run) always.
    The first forward, the prefill, never waits: the first token needs no draft.
-4. How many pending drafts a forward judges: all of them, or as many as pay (`control.costs`).
+4. How many pending drafts a forward judges: all of them, or as many as pay (`control.costs`),
+   counting what the other sessions of the forward bring.
 5. Under the ratio rule a rejection opens a dialogue; no forward runs until it is closed.
    Every draw has an address, so a repeated CORRECT gets a repeated answer (I4).
 6. The cloud trusts no field (I5): ids, positions, counts and probabilities are checked here.
@@ -25,9 +26,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from outrider.control.costs import PrefixCurve, RowCosts, worth_judging
+from outrider.control.costs import PrefixCurve
 from outrider.core import draft as core_draft
-from outrider.core.tokens import FinishReason, Origin, Rule, TokenLogprob
+from outrider.core.relaxed import RelaxedVerdict
+from outrider.core.sparse import Sketch
+from outrider.core.tokens import FinishReason, Origin, ParameterError, Rule, TokenLogprob
 from outrider.core.tokens import Verdict as CoreVerdict
 from outrider.core.verify import (
     MAX_PROPOSALS,
@@ -47,6 +50,7 @@ from outrider.proto.messages import (
     Logprobs,
     Message,
     Proposals,
+    Relaxed,
     Row,
     Steer,
     Tokens,
@@ -132,12 +136,14 @@ class CloudSession:
         self._alive = False
         self._pending: list[int] = []
         self._pending_q: list[float] = []
+        self._pending_sketches: list[Sketch] = []
         # Position at which one step of the target alone was asked for; the prefill never waits.
         self._asked: int | None = generation.sequence.base
         self._held = held
         self._ready_at = now
         self._job: VerifyJob | None = None
         self._job_q: tuple[float, ...] = ()
+        self._job_sketches: tuple[Sketch, ...] = ()
         self._job_epoch = -1
         self._open: _Dialogue | None = None
         # Log-probabilities told so far, for an edge that missed some: from `_told_from` on.
@@ -187,12 +193,29 @@ class CloudSession:
             raise RemoteError(Code.MALFORMED, "draft id outside the vocabulary", self.number)
         if frame.start < self.generation.sequence.prompt_length:
             raise RemoteError(Code.MALFORMED, "draft position inside the prompt", self.number)
+        if self._rule is Rule.RELAXED:
+            self._check_sketches(frame)
+            return
+        if frame.sketches or frame.threshold is not None:
+            raise RemoteError(Code.MALFORMED, "sketches are of the relaxed rule", self.number)
         if self._rule is not Rule.RATIO:
             return
         if len(frame.q) != len(frame.tokens):
             raise RemoteError(Code.MALFORMED, "ratio drafts need one q(x) each", self.number)
         if any(not (0.0 < q <= 1.0 + 1e-9) or not math.isfinite(q) for q in frame.q):
             raise RemoteError(Code.MALFORMED, "q(x) must be in (0, 1]", self.number)
+
+    def _check_sketches(self, frame: Draft) -> None:
+        if len(frame.sketches) != len(frame.tokens):
+            raise RemoteError(Code.MALFORMED, "relaxed drafts need one sketch each", self.number)
+        if any(sketch.ids[-1] >= self._vocab_size for sketch in frame.sketches):
+            raise RemoteError(Code.MALFORMED, "sketch of ids outside the vocabulary", self.number)
+        if frame.threshold is None:
+            return
+        try:
+            self._verifier.policy = self._verifier.policy.with_threshold(frame.threshold)
+        except ParameterError as error:
+            raise RemoteError(Code.PARAMETER, str(error), self.number) from None
 
     def _append(self, frame: Draft, now: float) -> None:
         """Add what is new of the frame, comparing the rest with what is known."""
@@ -217,6 +240,7 @@ class CloudSession:
             self._note_ready(now)
             self._pending.extend(fresh[:room])
             self._pending_q.extend(frame.q[overlap : overlap + room])
+            self._pending_sketches.extend(frame.sketches[overlap : overlap + room])
 
     def _note_ready(self, now: float) -> None:
         """A forward becomes possible now, unless it already was."""
@@ -230,6 +254,7 @@ class CloudSession:
     def _forget_pending(self) -> None:
         self._pending.clear()
         self._pending_q.clear()
+        self._pending_sketches.clear()
 
     @property
     def wants(self) -> bool:
@@ -253,20 +278,31 @@ class CloudSession:
 
     # ---------------------------------------------------------------- forwards
 
-    def next_job(self, costs: RowCosts) -> VerifyJob | None:
-        """The forward this session wants now, or None. Called again after `complete`."""
-        if not self.wants:
-            return None
-        # The target's own token takes the last place of the answer.
-        usable = min(len(self._pending), self.generation.tokens_left - 1)
-        count = usable if self._take is Take.ALL else worth_judging(usable, self.curve, costs)
+    @property
+    def usable(self) -> int:
+        """Pending drafts that a forward could judge now: the target's own token takes the last
+        place of the answer."""
+        return min(len(self._pending), self.generation.tokens_left - 1)
+
+    @property
+    def chooses(self) -> bool:
+        """A forward judges as many of them as pay; otherwise all."""
+        return self._take is Take.BEST
+
+    def next_job(self, count: int) -> VerifyJob:
+        """The forward this session wants now, judging `count` of the `usable` drafts. Ask only
+        while it `wants` one."""
+        if not self.wants or not 0 <= count <= self.usable:
+            raise ValueError(f"no forward over {count} drafts is wanted")
         job = VerifyJob(
             session=self.number,
             committed=self.generation.sequence.committed,
             drafts=tuple(self._pending[:count]),
             ready_at=self._ready_at,
         )
-        self._job, self._job_q = job, tuple(self._pending_q[:count])
+        self._job = job
+        self._job_q = tuple(self._pending_q[:count])
+        self._job_sketches = tuple(self._pending_sketches[:count])
         self._job_epoch = self._epoch
         return job
 
@@ -288,7 +324,9 @@ class CloudSession:
         self._ready_at = now
         if self.generation.finish is not None:
             return ()
-        draft = own_draft or core_draft.Draft(tokens=job.drafts, q=self._job_q)
+        draft = own_draft or core_draft.Draft(
+            tokens=job.drafts, q=self._job_q, sketches=self._job_sketches
+        )
         outcome = self._verifier.judge(draft, rows, len(job.committed))
         if isinstance(outcome, OpenRejection):
             self._open = _Dialogue(outcome, load, len(job.committed), draft)
@@ -317,7 +355,9 @@ class CloudSession:
         if step.logprobs:
             self._told.extend(step.logprobs)
             messages.append(_logprobs(self.number, start, step.logprobs))
-        if verdict.drafted and not own_draft:
+        if isinstance(verdict, RelaxedVerdict) and verdict.drafted and not own_draft:
+            messages.append(self._relaxed(start, verdict, load))
+        elif verdict.drafted and not own_draft:
             messages.append(
                 Verdict(
                     session=self.number,
@@ -334,6 +374,21 @@ class CloudSession:
         if step.finish is not None:
             messages.append(self.done())
         return tuple(messages)
+
+    def _relaxed(self, start: int, verdict: RelaxedVerdict, load: Load) -> Relaxed:
+        return Relaxed(
+            session=self.number,
+            epoch=self._job_epoch,
+            start=start,
+            drafted=verdict.drafted,
+            accepted=verdict.accepted,
+            token=verdict.token,
+            strict=verdict.strict,
+            marks=verdict.relaxed,
+            spent=verdict.ledger.spent,
+            max_jsd=verdict.ledger.max_jsd,
+            load=load,
+        )
 
     def _learn(self, verdict: CoreVerdict, *, own_draft: bool) -> None:
         """Feed the acceptance curve. Under the coupled rule a pending draft that was not judged
@@ -353,8 +408,7 @@ class CloudSession:
         for token in tokens:
             if self._pending and self._pending[0] == token:
                 del self._pending[0]
-                if self._pending_q:
-                    del self._pending_q[0]
+                del self._pending_q[:1], self._pending_sketches[:1]
             elif self._pending:
                 self._kill_chain()
                 return
@@ -368,6 +422,9 @@ class CloudSession:
             output_tokens=self.generation.sequence.output_length,
             digest=of_prefix(self.generation.sequence.committed),
             near_ties=self.generation.counters.near_ties,
+            relaxed=self._verifier.ledger.relaxed,
+            spent=self._verifier.ledger.spent,
+            max_jsd=self._verifier.ledger.max_jsd,
         )
 
     # ---------------------------------------------------------------- residual dialogue

@@ -26,8 +26,11 @@ import numpy as np
 from outrider.core import draft as core_draft
 from outrider.core import rng
 from outrider.core.draft import StopRule
+from outrider.core.ledger import Ledger
+from outrider.core.relaxation import Relaxation
 from outrider.core.sampling import Distribution
-from outrider.core.tokens import Origin, TokenLogprob
+from outrider.core.sparse import Sketch
+from outrider.core.tokens import Origin, ParameterError, Rule, TokenLogprob
 from outrider.core.verify import Proposal, ResidualStep, choose, residual_draw
 from outrider.proto.codec import MAX_BLOCK
 from outrider.proto.digest import DigestChain
@@ -41,6 +44,7 @@ from outrider.proto.messages import (
     Logprobs,
     Message,
     Proposals,
+    Relaxed,
     Row,
     Tokens,
     Verdict,
@@ -52,6 +56,8 @@ FRAME_BYTES: Final = 6
 """What a DRAFT frame is long without its ids, about: a controller is told sizes, not counts."""
 ID_BYTES: Final = 3
 Q_BYTES: Final = 8
+SKETCH_BYTES: Final = 9
+SKETCH_ID_BYTES: Final = 4
 RETRY_AFTER: Final = 10.0
 """Seconds without progress before an unanswered frame is sent again (our default). A transport
 that keeps order and delivers makes this a net for the peer's bugs, not the normal path."""
@@ -125,11 +131,15 @@ class EdgeSession:
         policy: WindowPolicy,
         *,
         now: float,
-        needs_q: bool = False,
+        rule: Rule = Rule.COUPLED,
+        relaxation: Relaxation | None = None,
         retry_after: float = RETRY_AFTER,
         pilot: Pilot | None = None,
     ) -> None:
-        """`needs_q`: the ratio rule; drafts then carry q and keep their rows here."""
+        """Under the ratio rule drafts carry q and keep their rows here; under the relaxed one,
+        which needs `relaxation`, they carry sketches."""
+        if (relaxation is not None) != (rule is Rule.RELAXED):
+            raise ValueError("the relaxed rule, and no other, needs a relaxation")
         self.number = number
         self.generation = generation
         self.policy = policy
@@ -141,7 +151,11 @@ class EdgeSession:
         """The controller found that speculation does not pay: the cloud should stream alone."""
         self._pilot = pilot or Pilot()
         self._grown = 1.0
-        self._needs_q = needs_q
+        self._needs_q = rule is Rule.RATIO
+        self.relaxation = relaxation
+        self.ledger = relaxation.ledger if relaxation else Ledger()
+        """What relaxing has cost, as the cloud said last."""
+        self._sketches: list[Sketch] = []
         self._retry_after = retry_after
         self._digest = DigestChain()
         self._drafting: DraftJob | None = None
@@ -218,6 +232,8 @@ class EdgeSession:
         sequence.extend(fresh)
         if self._needs_q:
             self._rows.extend(zip(draft.q[overlap:], draft.rows[overlap:], strict=True))
+        if self.relaxation is not None:
+            self._sketches.extend(draft.sketches[overlap:])
         return self.unsent(now)
 
     def unsent(self, now: float) -> tuple[Message, ...]:
@@ -231,8 +247,7 @@ class EdgeSession:
             frame = self._frame(start, tail[self._sent :])
             self._sent = len(tail)
             self._touch(now)
-            size = FRAME_BYTES + len(frame.tokens) * (ID_BYTES + Q_BYTES * self._needs_q)
-            self._pilot.sent(start + len(frame.tokens), size, now)
+            self._pilot.sent(start + len(frame.tokens), self._size(len(frame.tokens)), now)
             return (frame,)
         if self._must_ask(len(tail)):
             self._asked = sequence.base
@@ -256,14 +271,30 @@ class EdgeSession:
         sequence = self.generation.sequence
         first = start - sequence.base
         q = tuple(q for q, _ in self._rows[first : first + len(tokens)]) if self._needs_q else ()
-        return Draft(session=self.number, epoch=sequence.epoch, start=start, tokens=tokens, q=q)
+        sketches = tuple(self._sketches[first : first + len(tokens)])
+        return Draft(
+            session=self.number,
+            epoch=sequence.epoch,
+            start=start,
+            tokens=tokens,
+            q=q,
+            sketches=sketches,
+            threshold=self._pilot.threshold if sketches else None,
+        )
+
+    def _size(self, count: int) -> int:
+        """Bytes of a frame of so many drafts, about."""
+        each = ID_BYTES + Q_BYTES * self._needs_q
+        if self.relaxation is not None:
+            each += SKETCH_BYTES + SKETCH_ID_BYTES * self.relaxation.sketch
+        return FRAME_BYTES + count * each
 
     def _touch(self, now: float) -> None:
         self._progress = now
 
     # ---------------------------------------------------------------- the cloud's words
 
-    def on_verdict(self, frame: Verdict, now: float) -> Step | None:
+    def on_verdict(self, frame: Verdict | Relaxed, now: float) -> Step | None:
         """Commit a verdict; None when it is a repetition of what is already committed."""
         sequence = self.generation.sequence
         if self._old(frame.start, now) or self.generation.finish is not None:
@@ -274,20 +305,51 @@ class EdgeSession:
             raise RemoteError(Code.STATE, "verdict on drafts that were never sent", self.number)
         tokens = (*sequence.tail[: frame.accepted], frame.token)
         last = Origin.BONUS if frame.accepted == frame.drafted else Origin.CORRECTION
-        step = self._commit(tokens, (*[Origin.DRAFT] * frame.accepted, last))
+        origins = [*[Origin.DRAFT] * frame.accepted, last]
+        strict = frame.accepted
+        if isinstance(frame, Relaxed):
+            strict = self._relaxed(frame, origins)
+        step = self._commit(tokens, tuple(origins))
         self.generation.count(drafted=frame.drafted, accepted=frame.accepted, kept=len(step.tokens))
-        self._judged(frame.start, frame.drafted, frame.accepted, step, frame.load, now)
+        self._judged(
+            frame.start, frame.drafted, frame.accepted, step, frame.load, now, strict=strict
+        )
         return step
 
+    def _relaxed(self, frame: Relaxed, origins: list[Origin]) -> int:
+        """Mark the tokens and keep the ledger; the drafts that the strict rule had accepted."""
+        if self.relaxation is None:
+            raise RemoteError(Code.STATE, "a relaxed verdict nobody asked for", self.number)
+        for i in frame.marks:
+            origins[i] = Origin.RELAXED
+        try:
+            self.ledger = Ledger(
+                budget=self.relaxation.budget,
+                spent=frame.spent,
+                relaxed=self.ledger.relaxed + len(frame.marks),
+                max_jsd=frame.max_jsd,
+            )
+        except ParameterError as error:
+            raise RemoteError(Code.STATE, f"the ledger: {error}", self.number) from None
+        return frame.strict
+
     def _judged(
-        self, start: int, drafted: int, accepted: int, step: Step, load: Load, now: float
+        self,
+        start: int,
+        drafted: int,
+        accepted: int,
+        step: Step,
+        load: Load,
+        now: float,
+        *,
+        strict: int | None = None,
     ) -> None:
         """A block's verdict is in force: tell the controller, and let the window grow or not."""
         self._pilot.verdict(
             start=start,
             drafted=drafted,
             accepted=accepted,
-            strict=accepted,
+            strict=accepted if strict is None else strict,
             tokens=len(step.tokens),
             load=load,
             now=now,
@@ -353,12 +415,13 @@ class EdgeSession:
         step = self.generation.commit(tokens, origins, logprobs)
         if sequence.epoch == epoch:
             settled = len(tail) - len(sequence.tail)
-            del self._rows[:settled]
+            del self._rows[:settled], self._sketches[:settled]
             self._sent = max(0, self._sent - settled)
         else:
             agreed = sum(1 for a, b in zip(tail, step.tokens, strict=False) if a == b)
             self.wasted += max(0, len(tail) - agreed - 1)
             self._rows.clear()
+            self._sketches.clear()
             self._sent = 0
         self._refused = False
         return step

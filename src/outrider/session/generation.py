@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from outrider.core.draft import Draft
+from outrider.core.relaxed import RelaxedVerdict
 from outrider.core.sequence import SpeculativeSequence
 from outrider.core.stopping import StopRules, StopText
 from outrider.core.tokens import (
@@ -147,7 +148,9 @@ class Generation:
             raise ValueError("the generation has ended")
         verdict = judgement.verdict
         fixed = (*draft.tokens[: verdict.accepted], verdict.token)
-        origins = (*[Origin.DRAFT] * verdict.accepted, verdict.origin)
+        origins = [*[Origin.DRAFT] * verdict.accepted, verdict.origin]
+        for i in verdict.relaxed if isinstance(verdict, RelaxedVerdict) else ():
+            origins[i] = Origin.RELAXED
         step = self.commit(fixed, origins, judgement.logprobs)
         self.count(
             drafted=verdict.drafted,

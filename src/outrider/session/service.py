@@ -25,8 +25,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from outrider.control.costs import RowCosts
+from outrider.control.costs import RowCosts, share_rows
 from outrider.core.draft import Draft as CoreDraft
+from outrider.core.ledger import Ledger
+from outrider.core.relaxed import Policy
 from outrider.core.tokens import ParameterError, Rule, SamplingParams
 from outrider.proto.errors import RemoteError
 from outrider.proto.messages import (
@@ -45,7 +47,7 @@ from outrider.proto.messages import (
 from outrider.session.cloud import CloudSession, StepPolicy, Take, VerifyJob
 from outrider.session.generation import Generation, TextStream
 from outrider.session.verifier import Verifier
-from outrider.session.wire import from_wire
+from outrider.session.wire import from_wire, relax_from_wire
 
 MAX_CLOUD_DRAFT: Final = 64
 """Most drafts a block that a co-located session may ask for."""
@@ -271,6 +273,7 @@ class CloudService:
         if len(peer.keys) >= config.max_sessions_per_connection:
             raise self._full(number)
         params, rule, policy, take = self._checked(message)
+        relax = self._relaxation(message, rule)
         generation = self._generation(message, params)
         verifier = Verifier(
             params,
@@ -279,6 +282,8 @@ class CloudService:
             vocab_size=config.vocab_size,
             end_ids=frozenset() if params.ignore_eos else config.eos,
             watch_ties=not config.deterministic,
+            policy=relax and relax[0],
+            ledger=relax and relax[1],
         )
         session = CloudSession(
             number,
@@ -348,6 +353,15 @@ class CloudService:
             raise RemoteError(Code.PARAMETER, f"this target cannot do {rule.value}", number)
         return params, rule, policy, take
 
+    def _relaxation(self, message: Open, rule: Rule) -> tuple[Policy, Ledger] | None:
+        if (message.relax is not None) != (rule is Rule.RELAXED):
+            raise RemoteError(
+                Code.PARAMETER, "the relaxed rule, and no other, needs `relax`", message.session
+            )
+        if message.relax is None:
+            return None
+        return relax_from_wire(message.relax, message.session)
+
     def _generation(self, message: Open, params: SamplingParams) -> Generation:
         try:
             return Generation(
@@ -409,30 +423,51 @@ class CloudService:
     # ---------------------------------------------------------------- batches
 
     def batch(self) -> list[Work]:
-        """The next batch: ready sessions, oldest first, within the row budget."""
+        """The next batch: ready sessions, oldest first, within the row budget. Those that choose
+        how many drafts to judge share what rows are worth (control.costs.share_rows)."""
         ready = [e for e in self._entries.values() if self._may_run(e)]
         ready.sort(key=lambda e: e.session.ready_at)
         work: list[Work] = []
-        rows = 0
-        for entry in ready:
-            if rows >= self.config.max_batch_rows:
-                break
-            job = entry.session.next_job(self.costs)
-            if job is None:
-                continue
-            rows += job.rows + entry.cloud_draft
+        for entry, count in self._shares(ready):
+            session = entry.session
             work.append(
                 Work(
                     key=entry.key,
-                    job=job,
+                    job=session.next_job(count),
                     params=entry.params,
                     rule=entry.rule,
-                    prompt_length=entry.session.generation.sequence.prompt_length,
-                    cloud_draft=min(entry.cloud_draft, entry.session.generation.tokens_left - 1),
+                    prompt_length=session.generation.sequence.prompt_length,
+                    cloud_draft=min(entry.cloud_draft, session.generation.tokens_left - 1),
                 )
             )
         self._running.update({w.key: self._entries[w.key] for w in work})
         return work
+
+    def _shares(self, ready: Sequence[_Entry]) -> list[tuple[_Entry, int]]:
+        """The sessions of the next forward, and how many drafts of each it judges."""
+        budget = self.config.max_batch_rows
+        taken: list[tuple[_Entry, int]] = []
+        choosing: list[_Entry] = []
+        rows, tokens = 0, 0.0
+        for entry in ready:
+            if rows + len(choosing) >= budget:
+                break
+            session = entry.session
+            if session.chooses:
+                choosing.append(entry)
+                continue
+            count = session.usable
+            taken.append((entry, count))
+            rows += 1 + max(count, entry.cloud_draft)
+            tokens += 1.0 + sum(session.curve.survival(count))
+        survivals = []
+        room = budget - rows - len(choosing)
+        for entry in choosing:
+            most = min(entry.session.usable, max(0, room))
+            survivals.append(entry.session.curve.survival(most))
+            room -= most
+        counts = share_rows(survivals, self.costs, rows=rows, tokens=tokens)
+        return [*taken, *zip(choosing, counts, strict=True)]
 
     def _may_run(self, entry: _Entry) -> bool:
         here = entry.connection is not None and entry.connection not in self._blocked

@@ -16,10 +16,13 @@ import numpy.typing as npt
 
 from outrider.core import rng
 from outrider.core.draft import Draft
+from outrider.core.ledger import Ledger
+from outrider.core.relaxed import Policy, verify_relaxed
 from outrider.core.rng import Purpose
 from outrider.core.sampling import Distribution, History, SamplingPipeline, token_logprob
 from outrider.core.tokens import Rule, SamplingParams, TokenLogprob, Verdict
 from outrider.core.verify import (
+    NextDistribution,
     Rejection,
     ResidualStep,
     judge_ratio,
@@ -79,7 +82,15 @@ class Verifier:
         support: npt.NDArray[np.int64] | None = None,
         watch_ties: bool = False,
         tie_nats: float = NEAR_TIE_NATS,
+        policy: Policy | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
+        """`policy`, `ledger`: of the relaxed rule, which needs the first; a budget of 0 else."""
+        if rule is Rule.RELAXED and policy is None:
+            raise ValueError("the relaxed rule needs a policy")
+        self.policy = policy or Policy()
+        """May be replaced between blocks: a controller moves T."""
+        self.ledger = ledger or Ledger()
         self._params = params
         self._rule = rule
         # Only the coupled rule promises one certain token; ratio accepts by another test.
@@ -128,6 +139,8 @@ class Verifier:
 
         self._block = _Block(draft=draft, rows=rows, seen=seen, position=position)
         seed = self._params.seed
+        if self._rule is Rule.RELAXED:
+            return self._judge_relaxed(draft, at, position)
         if self._rule is Rule.COUPLED:
             return self.settle(verify_coupled(draft.tokens, at, seed=seed, position=position))
         outcome = judge_ratio(draft.tokens, draft.q, at, seed=seed, position=position)
@@ -138,6 +151,20 @@ class Verifier:
             return OpenRejection(rejection=outcome, drafted=len(draft), accepted=i, p=seen[i])
         token, step = resolve_rejection(outcome, seen[i], draft.rows[i], seed=seed)
         return self.settle(Verdict(drafted=len(draft), accepted=i, token=token), step)
+
+    def _judge_relaxed(self, draft: Draft, at: NextDistribution, position: int) -> Judgement:
+        verdict = verify_relaxed(
+            draft.tokens,
+            draft.sketches or draft.rows,
+            at,
+            seed=self._params.seed,
+            position=position,
+            policy=self.policy,
+            ledger=self.ledger,
+        )
+        judgement = self.settle(verdict)
+        self.ledger = verdict.ledger
+        return judgement
 
     def settle(self, verdict: Verdict, residual: ResidualStep | None = None) -> Judgement:
         """The block's verdict is known: push its token and say what was learnt."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+from outrider.core.divergence import Divergence
+from outrider.core.ledger import Ledger
+from outrider.core.relaxed import Policy, RelaxedRule
 from outrider.core.tokens import ParameterError, SamplingParams
 from outrider.proto.errors import RemoteError
-from outrider.proto.messages import Code, Sampling
+from outrider.proto.messages import Code, Relax, Sampling
 
 
 def to_wire(params: SamplingParams) -> Sampling:
@@ -36,3 +41,39 @@ def from_wire(sampling: Sampling, session: int) -> SamplingParams:
         return SamplingParams(**fields)
     except ParameterError as error:
         raise RemoteError(Code.PARAMETER, str(error), session) from None
+
+
+def relax_to_wire(policy: Policy, ledger: Ledger) -> Relax:
+    """A relaxed session as OPEN carries it: what was spent before goes with it."""
+    return Relax(
+        rule=policy.rule.value,
+        threshold=float(policy.threshold),
+        divergence=policy.divergence.value,
+        epsilon=float(policy.epsilon),
+        delta=float(policy.delta),
+        budget=None if math.isinf(ledger.budget) else float(ledger.budget),
+        spent=float(ledger.spent),
+        relaxed=ledger.relaxed,
+        max_jsd=float(ledger.max_jsd),
+    )
+
+
+def relax_from_wire(relax: Relax, session: int) -> tuple[Policy, Ledger]:
+    """Checked policy and ledger (I5). Raises RemoteError naming what is out of range."""
+    try:
+        policy = Policy(
+            rule=RelaxedRule(relax.rule),
+            threshold=relax.threshold,
+            divergence=Divergence(relax.divergence),
+            epsilon=relax.epsilon,
+            delta=relax.delta,
+        )
+        ledger = Ledger(
+            budget=math.inf if relax.budget is None else relax.budget,
+            spent=relax.spent,
+            relaxed=relax.relaxed,
+            max_jsd=relax.max_jsd,
+        )
+    except ValueError as error:  # ParameterError is one
+        raise RemoteError(Code.PARAMETER, str(error), session) from None
+    return policy, ledger
