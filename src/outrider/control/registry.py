@@ -18,6 +18,7 @@ CONTROLLERS: Final[dict[str, str]] = {
     "fixed": "outrider.control.fixed:Fixed",
     "never": "outrider.control.fixed:Never",
     "specstop": "outrider.control.specstop:SpecStop",
+    "markov": "outrider.control.markov:Markov",
     "credit": "outrider.control.credit:Credit",
     "adaedl": "outrider.control.stops:AdaEdl",
     "specdecpp": "outrider.control.stops:SpecDecPlusPlus",
