@@ -21,7 +21,6 @@ from outrider.core import rng
 from outrider.core.divergence import LN2, Divergence, compare, jsd, jsd_bounds, tv, tv_bounds
 from outrider.core.ledger import Ledger
 from outrider.core.relaxed import (
-    AdaptiveThreshold,
     Fate,
     Policy,
     RelaxedRule,
@@ -29,6 +28,7 @@ from outrider.core.relaxed import (
     e2sci,
     fsd,
     relaxed,
+    rule_on,
     typical,
     typical_floor,
     verify_relaxed,
@@ -411,18 +411,13 @@ def test_the_divergence_of_fsd_can_be_chosen():
     assert fsd(P, P, 0, threshold=0.0, ledger=FREE).fate is Fate.STANDS, "published: <= T"
 
 
-def test_e2sci_follows_the_credit():
-    rule = AdaptiveThreshold(base=0.1, gain=0.2, pivot=0.6, low=0.02, high=0.15)
-    assert rule.at(0.6) == 0.1
-    assert rule.at(0.7) == pytest.approx(0.12)
-    assert rule.at(0.7, weight=2.0) == pytest.approx(0.14)
-    assert rule.at(1.0) == 0.15
-    assert rule.at(0.0) == 0.02
-    assert rule.at(math.nan) == rule.at(0.5, weight=math.nan) == 0.02
+def test_e2sci_takes_the_threshold_of_the_block():
     middle = jsd(P, Q)
-    rule = AdaptiveThreshold(base=middle, gain=0.2, pivot=0.5, low=0.0, high=0.3)
-    assert e2sci(P, Q, 0, threshold=rule, credit=0.51, ledger=FREE).fate is Fate.STANDS
-    assert e2sci(P, Q, 0, threshold=rule, credit=0.49, ledger=FREE).fate is Fate.FALLS
+    policy = Policy(rule=RelaxedRule.E2SCI, threshold=0.5)
+    for factor, fate in ((1.01, Fate.STANDS), (0.99, Fate.FALLS)):
+        now = policy.with_threshold(middle * factor)
+        assert rule_on(P, Q, 0, policy=now, ledger=FREE).fate is fate
+        assert e2sci(P, Q, 0, threshold=middle * factor, ledger=FREE).fate is fate
 
 
 @pytest.mark.parametrize("q", [of(0.5, 0.5), sketched(of(0.5, 0.5), 2)[0]])
@@ -483,6 +478,8 @@ def test_strict_counts_equal_tokens_that_fsd_drops():
         (lambda: Policy().with_threshold(math.inf), "threshold"),
         (lambda: Policy(rule=RelaxedRule.FSD, divergence=Divergence.TV, threshold=1.1), "thres"),
         (lambda: Policy(divergence=Divergence.TV), "divergence: of relaxed is jsd, got tv"),
+        (lambda: Policy(rule="greedy"), "rule: must be one of fsd, e2sci, relaxed, typical; got"),
+        (lambda: Policy(divergence="js"), "divergence: must be one of jsd"),
         (lambda: Policy(epsilon=-1.0), "epsilon"),
         (lambda: Policy(delta=math.nan), "delta"),
         (lambda: Ledger(budget=-1.0), "budget"),
@@ -491,12 +488,6 @@ def test_strict_counts_equal_tokens_that_fsd_drops():
         (lambda: Ledger(budget=0.1, spent=-0.1), "budget spent"),
         (lambda: Ledger(relaxed=-1), "relaxed"),
         (lambda: Ledger(max_jsd=1.0), "max_jsd"),
-        (lambda: AdaptiveThreshold(low=0.2, base=0.1, high=0.3), "low <= base <= high, got 0.2"),
-        (lambda: AdaptiveThreshold(low=0.1, base=0.3, high=0.2), "low <= base <= high"),
-        (lambda: AdaptiveThreshold(high=0.8), "threshold high"),
-        (lambda: AdaptiveThreshold(low=math.nan), "threshold low"),
-        (lambda: AdaptiveThreshold(gain=-1.0), "threshold gain"),
-        (lambda: AdaptiveThreshold(pivot=2.0), "threshold pivot"),
     ],
 )
 def test_numbers_that_are_refused(make, why: str):

@@ -109,7 +109,7 @@ _FORMS: Final = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
     """p and q side by side: the ids both name, and what each has beside them."""
 

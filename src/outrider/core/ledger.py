@@ -12,7 +12,7 @@ from outrider.core.tokens import ParameterError
 def within(name: str, value: float, low: float, high: float) -> None:
     """Raises ParameterError unless `value` is a number in [low, high]; NaN never is."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ParameterError(name, f"must be a number in [{low:g}, {high:g}], got {value!r}")
+        raise ParameterError(name, f"must be a number in [{low:g}, {high:g}], got {value!r:.60}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ drawing x from the sketched q will do for all rules but `typical`).
 | rule      | x stands                                    | else emitted | source                |
 | --------- | ------------------------------------------- | ------------ | --------------------- |
 | `fsd`     | iff divergence(p, q) <= T                   | y, a draw of p | FSD, PAPERS.md 7    |
-| `e2sci`   | the same with JSD and T = T(credit)         | y            | E2-SCI, PAPERS.md 1   |
+| `e2sci`   | the same with JSD and the block's own T     | y            | E2-SCI, PAPERS.md 1   |
 | `relaxed` | JSD(p, q) <= T for certain, or x = y        | y            | ours                  |
 | `typical` | iff p(x) > min(epsilon, delta exp(-H(p)))   | y            | Medusa, PAPERS.md 7   |
 
@@ -79,39 +79,11 @@ class RelaxedRule(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveThreshold:
-    """T(r) = clip(base + gain * weight * (r - pivot), low, high), nats of JSD (PAPERS.md 1).
-
-    In the paper's letters: T_base, alpha, tau_credit, T_min, T_max; `weight` is omega. It states
-    none of the values: all defaults are ours.
-    """
-
-    base: float = 0.1
-    gain: float = 0.2
-    pivot: float = 0.6
-    low: float = 0.02
-    high: float = 0.3
-
-    def __post_init__(self) -> None:
-        for name in ("base", "low", "high"):
-            within(f"threshold {name}", getattr(self, name), 0.0, LN2)
-        within("threshold gain", self.gain, 0.0, 10.0)
-        within("threshold pivot", self.pivot, 0.0, 1.0)
-        if not self.low <= self.base <= self.high:
-            raise ParameterError(
-                "threshold",
-                f"must satisfy low <= base <= high, got {self.low}, {self.base}, {self.high}",
-            )
-
-    def at(self, credit: float, weight: float = 1.0) -> float:
-        """T for a credit r in [0, 1]. Numbers that are none (NaN) give `low`, the safe end."""
-        wanted = self.base + self.gain * weight * (credit - self.pivot)
-        return self.low if math.isnan(wanted) else min(max(wanted, self.low), self.high)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A rule with its numbers, fixed for one block. Raises ParameterError out of range."""
+    """A rule with its numbers, fixed for one block. Raises ParameterError out of range.
+
+    Under `e2sci` each block brings its own T: `with_threshold`.
+    """
 
     rule: RelaxedRule = RelaxedRule.RELAXED
     threshold: float = 0.0
@@ -122,6 +94,10 @@ class Policy:
     delta: float = TYPICAL_DELTA
 
     def __post_init__(self) -> None:
+        for name, kind in (("rule", RelaxedRule), ("divergence", Divergence)):
+            if not isinstance(getattr(self, name), kind):
+                known = ", ".join(kind)
+                raise ParameterError(name, f"must be one of {known}; got {getattr(self, name)!r}")
         if self.divergence is not Divergence.JSD and self.rule is not RelaxedRule.FSD:
             raise ParameterError("divergence", f"of {self.rule} is jsd, got {self.divergence}")
         within("threshold", self.threshold, 0.0, _MOST[self.divergence])
@@ -171,17 +147,11 @@ def fsd(
 
 
 def e2sci(
-    p: Distribution,
-    q: Distribution | Sketch,
-    draft: int,
-    *,
-    threshold: AdaptiveThreshold,
-    credit: float,
-    ledger: Ledger,
-    weight: float = 1.0,
+    p: Distribution, q: Distribution | Sketch, draft: int, *, threshold: float, ledger: Ledger
 ) -> Ruling:
-    """E2-SCI as published: JSD(p, q) <= T(credit). `credit` is the strict rule's."""
-    return fsd(p, q, draft, threshold=threshold.at(credit, weight), ledger=ledger)
+    """E2-SCI as published: JSD(p, q) <= T(t). What T(t) is, the edge's controller knows
+    (`credit`, from the strict rule's acceptance): it comes with each block."""
+    return fsd(p, q, draft, threshold=threshold, ledger=ledger)
 
 
 def relaxed(
@@ -248,14 +218,15 @@ def _regardless(both: Comparison, ledger: Ledger) -> Ruling:
 def rule_on(
     p: Distribution, q: Distribution | Sketch, draft: int, *, policy: Policy, ledger: Ledger
 ) -> Ruling:
-    """The policy's rule on one draft. `e2sci` takes the policy's T: what the edge's credit made
-    of it for this block."""
+    """The policy's rule on one draft."""
     match policy.rule:
         case RelaxedRule.RELAXED:
             return relaxed(p, q, draft, threshold=policy.threshold, ledger=ledger)
         case RelaxedRule.TYPICAL:
             return typical(p, q, draft, ledger=ledger, epsilon=policy.epsilon, delta=policy.delta)
-        case _:
+        case RelaxedRule.E2SCI:
+            return e2sci(p, q, draft, threshold=policy.threshold, ledger=ledger)
+        case RelaxedRule.FSD:
             return fsd(
                 p,
                 q,
