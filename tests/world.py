@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.core.draft import NO_DRAFT
+from outrider.core.relaxation import Relaxation
 from outrider.core.tokens import Origin, Rule, SamplingParams
 from outrider.engines.base import LanguageModel
 from outrider.engines.desk import DeskJob, SlotDesk
@@ -30,7 +31,7 @@ from outrider.proto.connection import Connection, Role
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import PROTOCOL_VERSION, Hello, Limits
 from outrider.session.client import EdgeClient, Ended, Event, Failed, Progress
-from outrider.session.edge import DraftJob
+from outrider.session.edge import DraftJob, EdgeSession
 from outrider.session.generation import Generation
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import Plan, Schedule, plan
@@ -215,6 +216,7 @@ class Edge:
         self.answers: dict[int, Answer] = {}
         self.events: list[tuple[float, Event]] = []
         self._drafts: dict[int, DraftSession] = {}
+        self.machines: dict[int, EdgeSession | None] = {}
         self._jobs: list[tuple[int, DraftJob]] = []
         self._busy = False
         self._timer = float("inf")
@@ -230,6 +232,7 @@ class Edge:
         window: int = 16,
         made: Plan | None = None,
         pilot: Pilot | None = None,
+        relaxation: Relaxation | None = None,
     ) -> int:
         world = self.world
         generation = Generation(
@@ -240,10 +243,16 @@ class Edge:
             text=Words(),
         )
         chosen = made or plan(schedule, draft_length=draft_length, window=window)
-        number = self.client.start(generation, chosen, rule=rule, now=world.now, pilot=pilot)
+        if rule is Rule.RELAXED and relaxation is None:
+            relaxation = Relaxation()
+        number = self.client.start(
+            generation, chosen, rule=rule, relaxation=relaxation, now=world.now, pilot=pilot
+        )
         self.answers[number] = Answer(tuple(prompt), params, schedule, rule, world.now)
         self.answers[number].counters = generation.counters
-        self._drafts[number] = self.drafter.session(len(prompt), params, rule)
+        sketch = relaxation.sketch if relaxation else 1
+        self._drafts[number] = self.drafter.session(len(prompt), params, rule, sketch=sketch)
+        self.machines[number] = self.client.session(number)
         self.act()
         return number
 

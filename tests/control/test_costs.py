@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.control.costs import FORGET, PRIOR_WEIGHT, PrefixCurve, RowCosts, worth_judging
+from outrider.control.costs import (
+    FORGET,
+    PRIOR_WEIGHT,
+    PrefixCurve,
+    RowCosts,
+    share_rows,
+    worth_judging,
+)
 
 
 def test_nothing_known():
@@ -139,3 +146,40 @@ def test_one_slow_forward_of_a_new_row_count_does_not_make_many_rows_look_free()
         costs.observe(3, 0.074)
     assert costs.seconds(3) < 0.082
     assert costs.seconds(16) / costs.seconds(8) > 1.7
+
+
+def test_what_pays_alone_may_not_pay_for_all():
+    """Eight rows a pass: alone, four likely drafts ride free; of eight sessions each has its row
+    already, and a second pass for what may fall would slow all of them down."""
+    costs = RowCosts([(1, 1.0), (8, 1.0), (9, 2.0), (16, 2.0), (17, 3.0), (24, 3.0), (25, 4.0)])
+    alive = [0.5, 0.25, 0.125, 0.06]
+    assert share_rows([alive], costs) == [4]
+    assert share_rows([alive] * 2, costs) == [3, 3]
+    assert share_rows([alive] * 8, costs) == [0] * 8
+    # Sure drafts are worth the second pass: 8 + 8 tokens in 2 beat 8 in 1 only if all stand.
+    assert share_rows([[0.99]] * 8, costs) == [0] * 8
+    assert share_rows([[0.99, 0.98, 0.97]] * 4, costs) == [3] * 4, "4 + 11.8 in 2: past the step"
+    assert share_rows([[0.9, 0.8], [0.2, 0.1]], costs, rows=4, tokens=4.0) == [2, 0]
+    assert share_rows([], costs) == []
+
+
+@given(
+    st.lists(st.lists(st.floats(0.01, 1.0), max_size=4), max_size=3),
+    st.integers(0, 6),
+    st.lists(st.tuples(st.integers(1, 24), st.floats(1e-3, 5.0)), min_size=1, max_size=8),
+)
+def test_shares_are_the_best_of_all_shares(chances, rows, points):  # type: ignore[no-untyped-def]
+    """Against every other way to share: none brings more tokens a second."""
+    survivals = [list(itertools.accumulate(c, lambda a, b: a * b)) for c in chances]
+    costs = RowCosts(points)
+
+    def rate(counts):  # type: ignore[no-untyped-def]
+        base = rows + len(survivals)
+        if not base:
+            return 0.0
+        gained = sum(sum(s[:n]) for s, n in zip(survivals, counts, strict=True))
+        return (base + gained) / costs.seconds(base + sum(counts))
+
+    taken = share_rows(survivals, costs, rows=rows, tokens=float(rows))
+    best = max(rate(c) for c in itertools.product(*(range(len(s) + 1) for s in survivals)))
+    assert rate(taken) >= best * (1 - 1e-9)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from outrider.core.sparse import Sketch
 from outrider.proto.codec import MAX_BLOCK, MAX_FRAME_BYTES, decode, encode
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import (
@@ -32,6 +33,7 @@ from outrider.proto.messages import (
     Ping,
     Pong,
     Proposals,
+    Relaxed,
     Resume,
     Row,
     Sampling,
@@ -81,6 +83,33 @@ GOLDEN: list[tuple[Message, str]] = [
             p=(0.5, 0.25),
         ),
         f"23 01 03 08 04 01 00 00 00 02 07 ac02 {HALF} {QUARTER}",
+    ),
+    (
+        Draft(
+            session=1,
+            epoch=3,
+            start=8,
+            tokens=(7,),
+            sketches=(Sketch(ids=(7, 300), codes=(1420, 1420)),),
+            threshold=0.25,
+        ),
+        f"20 01 03 08 06 01 07 02 07 a402 8c058c05 {QUARTER}",
+    ),
+    (
+        Relaxed(
+            session=1,
+            epoch=3,
+            start=8,
+            drafted=4,
+            accepted=3,
+            token=9,
+            strict=1,
+            marks=(1, 2),
+            spent=0.5,
+            max_jsd=0.25,
+            load=Load(queue_us=1, step_us=2),
+        ),
+        f"26 01 03 08 04 03 09 01 02 01 02 01 02 {HALF} {QUARTER}",
     ),
     (Correct(session=1, position=9, token=42), "24 01 09 00 2a"),
     (Correct(session=1, position=9, have=16), "24 01 09 01 10"),
@@ -149,6 +178,40 @@ def verdicts(draw: st.DrawFn) -> Verdict:
 
 
 @st.composite
+def relaxed(draw: st.DrawFn) -> Relaxed:
+    plain = draw(verdicts())
+    marks = draw(st.sets(st.integers(0, plain.accepted - 1), max_size=9)) if plain.accepted else ()
+    return Relaxed(
+        session=plain.session,
+        epoch=plain.epoch,
+        start=plain.start,
+        drafted=plain.drafted,
+        accepted=plain.accepted,
+        token=plain.token,
+        strict=draw(st.integers(0, min(plain.accepted + 1, plain.drafted))),
+        marks=tuple(sorted(marks)),
+        spent=draw(unit),
+        max_jsd=draw(unit),
+        load=plain.load,
+    )
+
+
+@st.composite
+def sketched_drafts(draw: st.DrawFn) -> Draft:
+    tokens = draw(ids)
+    even = Sketch(ids=(3, 900), codes=(1420, 1420))  # 1420 steps of 2**-11 nats: about a half
+    part = Sketch(ids=(5,), codes=(1420,), rest=0.5)
+    return Draft(
+        session=draw(count),
+        epoch=draw(count),
+        start=draw(count),
+        tokens=tokens,
+        sketches=tuple(draw(st.sampled_from((even, part))) for _ in tokens),
+        threshold=draw(st.none() | unit) if tokens else None,
+    )
+
+
+@st.composite
 def rows(draw: st.DrawFn) -> Row:
     n = draw(st.integers(0, 20))
     return Row(
@@ -182,7 +245,9 @@ sampling = st.builds(
 MESSAGES = st.one_of(
     with_numbers(Draft, name="q", session=count, epoch=count, start=count),
     st.builds(Draft, session=count, epoch=count, start=count, tokens=ids),
+    sketched_drafts(),
     verdicts(),
+    relaxed(),
     st.builds(Tokens, session=count, start=count, tokens=ids, load=load),
     with_numbers(
         Proposals,
@@ -304,7 +369,12 @@ def test_a_flipped_byte_raises_nothing_but_remote_errors(message: Message, data:
         ("20 01", Code.MALFORMED, "inside a number"),
         ("20 ff ff ff ff 1f", Code.MALFORMED, "above 2**32"),  # would be negative as int32
         ("20 80 80 80 80 80 01", Code.MALFORMED, "more than five bytes"),
-        ("20 01 00 07 02 00", Code.MALFORMED, "flags"),
+        ("20 01 00 07 08 00", Code.MALFORMED, "flags"),
+        ("20 01 00 07 04 00" + HALF, Code.MALFORMED, "flags"),  # a threshold without sketches
+        ("20 01 00 07 02 01 05 41", Code.MALFORMED, "entries announced"),
+        ("20 01 00 07 02 01 05 00 00 00 00 00", Code.MALFORMED, "sketch of 0 ids"),
+        ("26 01 00 07 01 01 05 00 00 01 01 01" + HALF + HALF, Code.MALFORMED, "marks"),
+        ("26 01 00 07 01 00 05 00 00 02 00" + HALF + HALF, Code.MALFORMED, "more drafts"),
         ("20 01 00 07 00 ff ff ff ff 0f", Code.TOO_LARGE, "4294967295 entries"),  # field case 30
         ("20 01 00 07 00 90 4e" + "01" * 10_000, Code.TOO_LARGE, "10000 entries"),
         ("20 01 00 07 00 03 01 02", Code.MALFORMED, "3 entries announced"),

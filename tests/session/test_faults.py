@@ -151,7 +151,8 @@ def test_random_faults_change_nothing(block: int):
             pilot=r.choice((None, Whim(seed))),
         )
         assert isinstance(answer.end, Ended), (seed, faults, answer.end)
-        if rule is Rule.COUPLED or params.temperature == 0.0:
+        if rule is not Rule.RATIO or params.temperature == 0.0:
+            # `relaxed` has no budget here, so it is exact.
             assert tuple(answer.ids) == oracle(params), (seed, faults)
         # What a cut left behind in the cloud goes after its grace, and no slot stays taken.
         w.run(until=w.now + 100.0, idle=False)
