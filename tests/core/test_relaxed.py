@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from laws import ALARM, fit
 from outrider.core import rng
 from outrider.core.divergence import LN2, Divergence, compare, jsd, jsd_bounds, tv, tv_bounds
 from outrider.core.ledger import Ledger
@@ -195,6 +196,15 @@ def test_the_joint_law_of_a_coupled_pair(a: list[int], b: list[int]):
         assert sum(w for _, y, w in found if y == v) == pytest.approx(p.prob(v), abs=1e-12)
     parted = sum(w for x, y, w in found if x != y)
     assert tv(p, q) - 1e-12 <= parted <= 2 * tv(p, q) / (1 + tv(p, q)) + 1e-12
+
+
+def test_the_joint_law_is_that_of_the_real_noise():
+    p, q = of(0.3, 0.4, 0.3), of(0.5, 0.2, 0.3)
+    pairs = {(x, y): w for x, y, w in coupled(p, q)}
+    counts = dict.fromkeys(pairs, 0)
+    for seed in range(3000):
+        counts[target_token(q, seed, 7), target_token(p, seed, 7)] += 1
+    assert fit(list(counts.values()), list(pairs.values())) > ALARM
 
 
 @pytest.mark.parametrize("rule", [RelaxedRule.FSD, RelaxedRule.RELAXED, RelaxedRule.TYPICAL])
