@@ -158,7 +158,9 @@ def test_what_pays_alone_may_not_pay_for_all():
     assert share_rows([alive] * 8, costs) == [0] * 8
     # Sure drafts are worth the second pass: 8 + 8 tokens in 2 beat 8 in 1 only if all stand.
     assert share_rows([[0.99]] * 8, costs) == [0] * 8
-    assert share_rows([[0.99, 0.98, 0.97]] * 4, costs) == [3] * 4, "4 + 11.8 in 2: past the step"
+    assert share_rows([[0.99, 0.98, 0.97]] * 4, costs) == [1] * 4, "7.96 in 1 beat 15.76 in 2"
+    cheap = RowCosts([(1, 1.0), (8, 1.0), (9, 1.3), (16, 1.3), (17, 9.0)])
+    assert share_rows([[0.9, 0.8, 0.7]] * 4, cheap) == [3] * 4, "a decline is not the end"
     assert share_rows([[0.9, 0.8], [0.2, 0.1]], costs, rows=4, tokens=4.0) == [2, 0]
     assert share_rows([], costs) == []
 
