@@ -18,11 +18,11 @@ from importlib.metadata import version
 import numpy as np
 import numpy.typing as npt
 
-from outrider.calibrate.divergence import jsd_and_tv
 from outrider.calibrate.trace import Answer, TraceHeader
 from outrider.control.base import CalibrationError
 from outrider.control.calibration import ModelFacts
 from outrider.core import rng
+from outrider.core.divergence import Divergence, compare
 from outrider.core.rng import Purpose
 from outrider.core.sampling import Distribution, History, SamplingPipeline
 from outrider.core.tokens import SamplingParams
@@ -105,9 +105,9 @@ def _read(
             )
         draft = q.draw(draw_key)
         drafts.append(draft)
-        divergence, distance = jsd_and_tv(p, q)
-        for name, value in (("jsd", divergence), ("tv", distance)):
-            columns[name].append(round(value, 7))
+        distance = compare(p, q)
+        columns["jsd"].append(round(distance.value(Divergence.JSD), 7))
+        columns["tv"].append(round(distance.value(Divergence.TV), 7))
         columns["p"].append(round(p.prob(draft), 7))
         columns["q"].append(round(q.prob(draft), 7))
     return Answer(task=task, tokens=list(output), drafts=drafts, **columns)
