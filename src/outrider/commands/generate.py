@@ -12,15 +12,18 @@ import typer
 from outrider.commands import console, models, remote
 from outrider.commands.errors import CommandError
 from outrider.commands.options import (
+    DEFAULT_BUDGET,
     DEFAULT_DRAFT_LENGTH,
     DEFAULT_MAX_TOKENS,
     DEFAULT_TARGET,
     DEFAULT_TEMPERATURE,
+    DEFAULT_THRESHOLD,
     LENGTH,
     NETWORK,
     OUTPUT,
     SAMPLING,
     SPECULATION,
+    Budget,
     Cloud,
     ControllerOption,
     Deterministic,
@@ -31,12 +34,17 @@ from outrider.commands.options import (
     DtypeOption,
     Growth,
     Json,
+    RelaxRuleOption,
     ScheduleOption,
+    SketchOption,
     Target,
     Threads,
+    Threshold,
     Verify,
     Window,
 )
+from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation
+from outrider.core.relaxed import Policy, RelaxedRule
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.session.schedules import DEFAULT_GROWTH, DEFAULT_WINDOW, Schedule
 
@@ -58,11 +66,16 @@ def generate(
         typer.Option(
             metavar="RULE",
             help="Acceptance rule. coupled: same seed, same text as the target alone. ratio: "
-            "the same distribution, usually a few more guesses accepted.",
+            "the same distribution, usually a few more guesses accepted. relaxed: lossy, "
+            "see below.",
             rich_help_panel=SPECULATION,
         ),
     ] = Verify.COUPLED,
     draft_length: DraftLength = DEFAULT_DRAFT_LENGTH,
+    relax_rule: RelaxRuleOption = RelaxedRule.RELAXED,
+    threshold: Threshold = DEFAULT_THRESHOLD,
+    budget: Budget = DEFAULT_BUDGET,
+    sketch: SketchOption = DEFAULT_SKETCH,
     temperature: Annotated[
         float, _sampling("--temperature", "0 = always the likeliest token, 1 = as the model is.")
     ] = DEFAULT_TEMPERATURE,
@@ -241,6 +254,11 @@ def generate(
         logprobs=logprobs,
         seed=secrets.randbelow(2**32) if seed is None else seed,
     )
+    rule = Rule(verify.value)
+    relaxation = None
+    if rule is Rule.RELAXED:
+        policy = Policy(rule=relax_rule, threshold=threshold)
+        relaxation = Relaxation(policy=policy, budget=budget, sketch=sketch)
     text = read_prompt(prompt)
     if cloud is not None and schedule is not Schedule.EDGE_ONLY:
         if dtype is not Dtype.AUTO or not deterministic:
@@ -270,7 +288,8 @@ def generate(
                 raw=raw,
                 system=system,
                 params=params,
-                rule=Rule(verify.value),
+                rule=rule,
+                relaxation=relaxation,
             ),
             as_json=as_json,
         )
@@ -299,7 +318,7 @@ def generate(
             threads=threads,
         )
     stream = pair.stream(
-        pair.encode(text, raw=raw, system=system), params, Rule(verify.value), draft_length
+        pair.encode(text, raw=raw, system=system), params, rule, draft_length, relaxation
     )
     alone = schedule is Schedule.EDGE_ONLY
     if as_json:

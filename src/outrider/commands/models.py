@@ -9,6 +9,7 @@ from typing import Any
 from outrider.commands import console
 from outrider.commands.errors import CommandError
 from outrider.commands.options import Dtype
+from outrider.core.relaxation import Relaxation
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.diagnose import shipped_drafts
 from outrider.engines.base import EngineError, LanguageModel
@@ -31,11 +32,20 @@ class Pair:
         return encode(self.tokenizer, prompt, raw=raw, system=system)
 
     def stream(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, rule: Rule, draft_length: int
+        self,
+        prompt_ids: tuple[int, ...],
+        params: SamplingParams,
+        rule: Rule,
+        draft_length: int,
+        relaxation: Relaxation | None = None,
     ) -> GenerationStream:
         return self.generator.stream(
             GenerationRequest(
-                prompt_ids=prompt_ids, params=params, rule=rule, draft_length=draft_length
+                prompt_ids=prompt_ids,
+                params=params,
+                rule=rule,
+                draft_length=draft_length,
+                relaxation=relaxation,
             )
         )
 
@@ -117,6 +127,9 @@ def summary(result: GenerationResult) -> str:
         parts.append(f"{calls:.2f} target calls per token")
     if result.timing.tpot_s is not None:
         parts.append(f"{result.timing.tpot_s * 1e3:.0f} ms per token")
+    if result.relaxed is not None:
+        spent = result.relaxed
+        parts.append(f"{spent.relaxed} relaxed tokens, within TV {spent.spent:.3g} of exact")
     parts.append(f"seed {result.seed}")
     if result.counters.near_ties:
         parts.append(f"{result.counters.near_ties} near-ties (see --deterministic)")

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from outrider.core.relaxed import RelaxedRule
 from outrider.session.schedules import Schedule
 
 DEFAULT_TARGET: Final = "builtin:smollm2"
@@ -22,6 +23,10 @@ NUMERICS: Final = "Numerics"
 SPECULATION: Final = "Speculation"
 OUTPUT: Final = "Prompt and output"
 NETWORK: Final = "Network"
+RELAXING: Final = "Relaxed acceptance (lossy, and reported)"
+DEFAULT_THRESHOLD: Final = 0.1
+DEFAULT_BUDGET: Final = 1.0
+"""Nats and total variation (our defaults): a few tokens of an answer may differ."""
 
 
 class Dtype(StrEnum):
@@ -34,6 +39,7 @@ class Dtype(StrEnum):
 class Verify(StrEnum):
     COUPLED = "coupled"
     RATIO = "ratio"
+    RELAXED = "relaxed"
 
 
 Target = Annotated[
@@ -142,6 +148,43 @@ ControllerOption = Annotated[
         "acceptance; may let the cloud stream alone), never, and the published ones: specstop, "
         "ucb-specstop, ... Options behind a colon: ucb-specstop:beta=0.5. See docs/controllers.md.",
         rich_help_panel=SPECULATION,
+    ),
+]
+RelaxRuleOption = Annotated[
+    RelaxedRule,
+    typer.Option(
+        "--relax-rule",
+        metavar="NAME",
+        help="With --verify relaxed. relaxed: guesses whose distribution is close enough, within "
+        "the budget. fsd, e2sci (with --controller credit), typical: as published.",
+        rich_help_panel=RELAXING,
+    ),
+]
+Threshold = Annotated[
+    float,
+    typer.Option(
+        metavar="T",
+        help="How far the draft's distribution may be from the target's: nats of Jensen-Shannon "
+        "divergence, at most ln 2 = 0.693.",
+        rich_help_panel=RELAXING,
+    ),
+]
+Budget = Annotated[
+    float,
+    typer.Option(
+        metavar="B",
+        help="Most total variation distance of the whole answer from the target's law; 0 is "
+        "exact, inf (as published) knows no end.",
+        rich_help_panel=RELAXING,
+    ),
+]
+SketchOption = Annotated[
+    int,
+    typer.Option(
+        "--sketch",
+        metavar="K",
+        help="Likeliest ids of a guess's distribution that go up with it, 1 to 64.",
+        rich_help_panel=RELAXING,
     ),
 ]
 Growth = Annotated[

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from outrider.commands import console, models
 from outrider.commands.errors import CommandError
+from outrider.core.relaxation import Relaxation
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.session.schedules import Schedule
 
@@ -55,6 +56,7 @@ class Question:
     system: str | None
     params: SamplingParams
     rule: Rule
+    relaxation: Relaxation | None = None
 
 
 def bearer_token(file: Path | None) -> str | None:
@@ -102,6 +104,7 @@ def answer(remote: Remote, question: Question, *, as_json: bool) -> None:
         prompt_ids=ids,
         params=question.params,
         rule=question.rule,
+        relaxation=question.relaxation,
         schedule=remote.schedule,
         draft_length=remote.draft_length,
         window=remote.window,

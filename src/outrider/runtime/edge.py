@@ -28,6 +28,7 @@ from outrider.control.estimators import Estimators
 from outrider.control.registry import make as make_controller
 from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.link import Link
+from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation
 from outrider.core.tokens import Origin, ParameterError, Rule, SamplingParams
 from outrider.engines.drafters import Drafter, DraftSession
 from outrider.engines.tokenizer import Tokenizer
@@ -131,6 +132,8 @@ class EdgeRequest:
     controller: str = "fixed"
     """Who says how many drafts (`control.registry`); `fixed` is K and W as they stand here."""
     controller_options: Mapping[str, float] = field(default_factory=dict)
+    relaxation: Relaxation | None = None
+    """For the relaxed rule, which needs it; no other rule may have it."""
     calibration: str | None = None
     """Folder of `outrider calibrate`, for the controllers that use one."""
 
@@ -139,6 +142,8 @@ class EdgeRequest:
             raise ParameterError("draft_length", f"must be in [1, {MAX_DRAFT_LENGTH}]")
         if not 1 <= self.window <= MAX_WINDOW:
             raise ParameterError("window", f"must be in [1, {MAX_WINDOW}]")
+        if (self.relaxation is not None) != (self.rule is Rule.RELAXED):
+            raise ParameterError("verify", "relaxed, and no other rule, takes a relaxation")
         if not 0.0 <= self.growth <= MAX_GROWTH:
             raise ParameterError("growth", f"must be in [0, {MAX_GROWTH}]")
 
@@ -363,7 +368,12 @@ class EdgeRuntime:
         now = time.monotonic()
         try:
             number = self._client.start(
-                generation, schedule, rule=request.rule, now=now, pilot=pilot
+                generation,
+                schedule,
+                rule=request.rule,
+                relaxation=request.relaxation,
+                now=now,
+                pilot=pilot,
             )
         except RemoteError as error:
             raise CloudError(error.code, error.message) from None
@@ -408,7 +418,10 @@ class EdgeRuntime:
             return None
 
         def make() -> DraftSession:
-            session = drafter.session(len(request.prompt_ids), request.params, request.rule)
+            sketch = request.relaxation.sketch if request.relaxation else DEFAULT_SKETCH
+            session = drafter.session(
+                len(request.prompt_ids), request.params, request.rule, sketch=sketch
+            )
             self._open_drafts.add(session)
             made.append(session)
             return session
@@ -695,6 +708,7 @@ class EdgeStream:
             draft=runtime.drafter.name if runtime.drafter else "none",
             verify=request.rule,
             logprobs=tuple(self._logprobs),
+            relaxed=self._machine.ledger if request.relaxation else None,
         )
         return EdgeResult(
             generation=result,

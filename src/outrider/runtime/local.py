@@ -6,6 +6,7 @@ is in `core` and `session`, where the networked drivers use it too.
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from outrider.core.draft import NO_DRAFT, Draft
+from outrider.core.ledger import Ledger
+from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation
 from outrider.core.sampling import RowError
 from outrider.core.tokens import FinishReason, ParameterError, Rule, SamplingParams, TokenLogprob
 from outrider.engines.base import Block, EngineError, LanguageModel, keep_prefix
@@ -46,12 +49,16 @@ class GenerationRequest:
     rule: Rule = Rule.COUPLED
     draft_length: int = DEFAULT_DRAFT_LENGTH
     """Most drafts a block; 0 = the target alone."""
+    relaxation: Relaxation | None = None
+    """For the relaxed rule, which needs it."""
 
     def __post_init__(self) -> None:
         try:
             ids = tuple(operator.index(token) for token in self.prompt_ids)
         except TypeError:
             raise ParameterError("prompt", "must be a sequence of token ids") from None
+        if (self.relaxation is not None) != (self.rule == Rule.RELAXED):
+            raise ParameterError("verify", "relaxed, and no other rule, takes a relaxation")
         if not isinstance(self.params, SamplingParams) or self.rule not in tuple(Rule):
             raise ParameterError("rule", "needs SamplingParams and one of the rules of core.tokens")
         object.__setattr__(self, "prompt_ids", ids)
@@ -97,6 +104,8 @@ class GenerationResult:
     draft: str
     verify: Rule
     logprobs: tuple[TokenLogprob, ...] = ()
+    relaxed: Ledger | None = None
+    """What relaxing cost; None under the exact rules."""
 
     @property
     def completion_tokens(self) -> int:
@@ -131,6 +140,8 @@ class GenerationResult:
             "draft": self.draft,
             "verify": self.verify.value,
         }
+        if self.relaxed is not None:
+            facts["relaxed"] = _relaxed_facts(self.relaxed)
         if counters.residual:
             facts["residual"] = dict(counters.residual)
         if self.logprobs:
@@ -213,6 +224,7 @@ class GenerationStream:
             draft=owner.drafter.name if owner.drafter else "none",
             verify=self._request.rule,
             logprobs=tuple(self._logprobs),
+            relaxed=life.ledger if self._request.relaxation else None,
         )
 
     def _timing(self) -> Timing:
@@ -300,6 +312,17 @@ def _check_ids(field_name: str, ids: Iterable[int], vocab_size: int) -> None:
             raise ParameterError(field_name, f"token id {token} is not in [0, {vocab_size - 1}]")
 
 
+def _relaxed_facts(ledger: Ledger) -> dict[str, object]:
+    """The report of a relaxed answer: tokens the target did not choose, the summed bound of the
+    total variation distance of its law, the largest certified JSD (nats)."""
+    return {
+        "tokens": ledger.relaxed,
+        "tv_bound": ledger.spent,
+        "max_jsd": ledger.max_jsd,
+        "budget": None if math.isinf(ledger.budget) else ledger.budget,
+    }
+
+
 class _Life:
     """One running request: the decoding loop's state and its two engines."""
 
@@ -319,6 +342,8 @@ class _Life:
             end_ids=frozenset() if request.params.ignore_eos else info.eos_token_ids,
             support=owner.target.support,
             watch_ties=not info.deterministic,
+            policy=request.relaxation and request.relaxation.policy,
+            ledger=request.relaxation and request.relaxation.ledger,
         )
         self._passes_before = owner.target.passes
         self._ended = False
@@ -330,9 +355,15 @@ class _Life:
         # Last, since nobody would close it if something above failed.
         self._drafts: DraftSession | None = None
         if owner.drafter is not None and request.draft_length > 0:
+            sketch = request.relaxation.sketch if request.relaxation else DEFAULT_SKETCH
             self._drafts = owner.drafter.session(
-                len(request.prompt_ids), request.params, request.rule
+                len(request.prompt_ids), request.params, request.rule, sketch=sketch
             )
+
+    @property
+    def ledger(self) -> Ledger:
+        """What relaxing has cost so far."""
+        return self._verifier.ledger
 
     def _reuse_prefix(self) -> None:
         keep_prefix(self._owner.target, self._slot, self._request.prompt_ids)
