@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, StopRule
+from outrider.core.relaxation import Relaxation
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.engines.base import LanguageModel
 from outrider.engines.drafters import Drafter, ModelDrafter
@@ -72,12 +73,14 @@ class Saying:
         self.guess = guess
         self.open_sessions = 0
 
-    def session(self, prompt_length: int, params: SamplingParams, rule: Rule) -> Saying:
+    def session(
+        self, prompt_length: int, params: SamplingParams, rule: Rule, *, sketch: int = 16
+    ) -> Saying:
         assert rule is Rule.COUPLED
         self.open_sessions += 1
         return self
 
-    def propose(self, committed: Sequence[int], count: int) -> Draft:
+    def propose(self, committed: Sequence[int], count: int, stop: StopRule | None = None) -> Draft:
         return Draft(tokens=tuple(self.guess(committed, count))[:count])
 
     def close(self) -> None:
@@ -110,7 +113,13 @@ def ask(
     **changes: object,
 ) -> GenerationResult:
     params = dataclasses.replace(params or SamplingParams(), **changes)
-    request = GenerationRequest(prompt_ids=tuple(prompt), params=params, draft_length=k, rule=rule)
+    request = GenerationRequest(
+        prompt_ids=tuple(prompt),
+        params=params,
+        draft_length=k,
+        rule=rule,
+        relaxation=Relaxation() if rule is Rule.RELAXED else None,
+    )
     return made.generate(request)
 
 

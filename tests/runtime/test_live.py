@@ -29,7 +29,7 @@ from live import (
     toy,
     until,
 )
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, StopRule
 from outrider.core.link import parse_link
 from outrider.core.tokens import FinishReason, Origin, ParameterError, Rule, SamplingParams
 from outrider.engines.base import Block, EngineError
@@ -364,14 +364,18 @@ class Broken(ModelDrafter):
         self.error = error
         self.left = at
 
-    def session(self, prompt_length: int, params: SamplingParams, rule: Rule) -> DraftSession:
+    def session(
+        self, prompt_length: int, params: SamplingParams, rule: Rule, *, sketch: int = 16
+    ) -> DraftSession:
         if not self.left:
             raise self.error
         inner = super().session(prompt_length, params, rule)
         whole = self
 
         class Session:
-            def propose(self, committed: Sequence[int], count: int) -> Draft:
+            def propose(
+                self, committed: Sequence[int], count: int, stop: StopRule | None = None
+            ) -> Draft:
                 whole.left = max(0, whole.left - 1)
                 if not whole.left:
                     raise whole.error

@@ -21,6 +21,7 @@ from outrider.proto.messages import (
     Open,
     Opened,
     Proposals,
+    Relaxed,
     Resume,
     Tokens,
     Verdict,
@@ -529,5 +530,6 @@ def test_only_known_messages_are_sent():
     w.later(2.0, lambda: edge.cancel(number))
     w.run()
     w.run(until=w.now + 1.0, idle=False)
-    assert {Open, Opened, Resume, Draft, Verdict, Tokens, Proposals, Correct, Cancel} <= kinds
+    expected = {Open, Opened, Resume, Draft, Verdict, Relaxed, Tokens, Proposals, Correct, Cancel}
+    assert expected <= kinds
     assert all(isinstance(e, Progress | LinkUp | LinkDown | Ended) for _, e in edge.events)
