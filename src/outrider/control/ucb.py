@@ -20,8 +20,10 @@ from outrider.core.draft import StopRule
 
 MAX_STATES: Final = 16
 """Delay states with tables of their own; later ones share the last (memory is bounded, I7)."""
-SCALED_BETA: Final = 0.25
-"""Weight of the scaled bonus (our default: bench/regret.py, the least loss over its worlds)."""
+SCALED_BETA: Final = 0.5
+"""Weight of the scaled bonus (our default). A smaller one loses less where a short length is
+plainly best and more where neighbours are close: over the worlds of bench/regret.py the worst
+loss was least here."""
 TIME_WINDOW: Final = 20.0
 """Rounds that the mean time rests on (our default): a delay drifts within seconds."""
 TEXT_WINDOW: Final = 300.0
@@ -119,13 +121,13 @@ class UcbScaled:
        measured (`Estimates`); so every round tells the time of every length.
     2. *Forgetting.* Old rounds fade: time within `time_window` rounds, acceptance within `window`.
     3. *Scaled bonus.* beta * range * sqrt(ln t / T) / B, which is Alg 1's with S_A = T*B, times
-       the range of a round's cost: of N - c*A over A = 1..k+1 at c seconds a token, that is c*k.
-       T, t: faded rounds that drafted k, and all.
+       the range of a round's cost. Neighbours differ by at most one token a round, so it is what
+       a token costs now, the least N/B. T, t: faded rounds that drafted k, and all.
     4. *Neighbours only.* N/B has one minimum where S falls geometrically (Thm 1), so the
        candidates are the best length so far and its two neighbours. With a heavy head there may
        be a second minimum further up, which this does not look for.
 
-    Begins at `fixed_length`. Options: `beta` (0.25), `window` (300), `time_window` (20).
+    Begins at `fixed_length`. Options: `beta` (0.5), `window` (300), `time_window` (20).
     """
 
     def __init__(self, facts: ControllerFacts) -> None:
@@ -152,7 +154,7 @@ class UcbScaled:
         if not self._tries[0]:
             return Decision(length=min(self._first, high))
         costs, tokens = self._costs(observation.estimates, high)
-        known = [k for k in range(1, high + 1) if self._tries[k] > 0.0] or [1]
+        known = [k for k in range(1, high + 1) if self._tries[k] > 0.0]
         leader = min(known, key=lambda k: costs[k] / tokens[k])
         best = costs[leader] / tokens[leader]
 
