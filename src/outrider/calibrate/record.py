@@ -59,6 +59,8 @@ def record(
 ) -> tuple[TraceHeader, list[Answer]]:
     """Answer every (task, prompt) and read both models along it. Answers of fewer than two
     tokens teach nothing and are left out."""
+    for model in (target.model, draft):
+        row_seconds(model, 1)  # the first forwards of a process are slow and not counted
     header = TraceHeader(
         outrider=version("outrider"),
         target=facts(target.model.info),
