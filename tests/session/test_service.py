@@ -694,4 +694,4 @@ def test_a_bad_parameter_names_its_field():
 
 def test_defaults_used_above():
     assert Load() == Load(queue_us=0, step_us=0)
-    assert set(Rule) == {Rule.COUPLED, Rule.RATIO}
+    assert set(Rule) == {Rule.COUPLED, Rule.RATIO, Rule.RELAXED}

@@ -7,9 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from outrider.commands import console, models
 from outrider.commands.errors import CommandError
 from outrider.core.relaxation import Relaxation
 from outrider.core.tokens import Rule, SamplingParams
+from outrider.session.generation import Step
 from outrider.session.schedules import Schedule
 
 TOKEN_VARIABLE: Final = "OUTRIDER_TOKEN"
@@ -137,7 +137,7 @@ async def _ask(
                         sys.stdout.write(step.text)
                         sys.stdout.flush()
                     if trace is not None:
-                        trace.write(_record(time.monotonic() - began, step.tokens, step.origins))
+                        trace.write(_record(time.monotonic() - began, step))
             finally:
                 stream.close()
                 if not as_json and stream.result.generation.token_ids:
@@ -151,9 +151,15 @@ async def _ask(
     console.messages().print(line, style="dim", markup=False)
 
 
-def _record(seconds: float, tokens: Sequence[int], origins: Sequence[Any]) -> str:
-    """One round as a JSON line: when its tokens came, and who wrote each."""
-    fact = {"t_s": round(seconds, 6), "tokens": list(tokens), "origins": [o.value for o in origins]}
+def _record(seconds: float, step: Step) -> str:
+    """One round as a JSON line: when its tokens came, who wrote each, and what it took."""
+    fact: dict[str, Any] = {
+        "t_s": round(seconds, 6),
+        "tokens": list(step.tokens),
+        "origins": [o.value for o in step.origins],
+    }
+    if step.round is not None:
+        fact |= asdict(step.round)
     return json.dumps(fact) + "\n"
 
 

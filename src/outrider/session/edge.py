@@ -18,7 +18,7 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -49,7 +49,7 @@ from outrider.proto.messages import (
     Tokens,
     Verdict,
 )
-from outrider.session.generation import Generation, Step
+from outrider.session.generation import Generation, Round, Step
 from outrider.session.pilot import Pilot
 
 FRAME_BYTES: Final = 6
@@ -151,6 +151,7 @@ class EdgeSession:
         """The controller found that speculation does not pay: the cloud should stream alone."""
         self._pilot = pilot or Pilot()
         self._grown = 1.0
+        self._last_window = policy.window
         self._needs_q = rule is Rule.RATIO
         self.relaxation = relaxation
         self.ledger = relaxation.ledger if relaxation else Ledger()
@@ -205,6 +206,7 @@ class EdgeSession:
         self.alone = useful > 0 and window == 0
         if policy.reach and window:
             window = min(int(window * self._grown), max(policy.reach, window))
+        self._last_window = window
         return window
 
     def drafted(
@@ -311,10 +313,9 @@ class EdgeSession:
             strict = self._relaxed(frame, origins)
         step = self._commit(tokens, tuple(origins))
         self.generation.count(drafted=frame.drafted, accepted=frame.accepted, kept=len(step.tokens))
-        self._judged(
+        return self._judged(
             frame.start, frame.drafted, frame.accepted, step, frame.load, now, strict=strict
         )
-        return step
 
     def _relaxed(self, frame: Relaxed, origins: list[Origin]) -> int:
         """Mark the tokens and keep the ledger; the drafts that the strict rule had accepted."""
@@ -343,13 +344,15 @@ class EdgeSession:
         now: float,
         *,
         strict: int | None = None,
-    ) -> None:
-        """A block's verdict is in force: tell the controller, and let the window grow or not."""
+    ) -> Step:
+        """A block's verdict is in force: tell the controller, and let the window grow or not.
+        The step with how it came about."""
+        strict = accepted if strict is None else strict
         self._pilot.verdict(
             start=start,
             drafted=drafted,
             accepted=accepted,
-            strict=accepted if strict is None else strict,
+            strict=strict,
             tokens=len(step.tokens),
             load=load,
             now=now,
@@ -358,6 +361,20 @@ class EdgeSession:
             self._grown = 1.0
         elif drafted and self.policy.reach:
             self._grown = min(self._grown * (1.0 + self.policy.growth), float(self.policy.reach))
+        return self._told(step, load, drafted=drafted, accepted=accepted, strict=strict)
+
+    def _told(self, step: Step, load: Load, *, drafted: int, accepted: int, strict: int) -> Step:
+        known = Round(
+            drafted=drafted,
+            accepted=accepted,
+            strict=strict,
+            window=self._last_window,
+            queue_s=load.queue_us / 1e6,
+            step_s=load.step_us / 1e6,
+            network_s=self._pilot.network if drafted else None,
+            threshold=self._pilot.threshold,
+        )
+        return replace(step, round=known)
 
     def on_tokens(self, frame: Tokens, now: float) -> Step | None:
         """Commit tokens that came without a verdict; an overlap with known ones must agree."""
@@ -378,7 +395,7 @@ class EdgeSession:
         step = self._commit(fresh, (Origin.TARGET,) * len(fresh))
         self.generation.count(drafted=0, accepted=0, kept=len(step.tokens))
         self._pilot.streamed(len(step.tokens), frame.load, now)
-        return step
+        return self._told(step, frame.load, drafted=0, accepted=0, strict=0)
 
     def on_logprobs(self, frame: Logprobs) -> None:
         """Keep log-probabilities until the tokens they belong to are committed."""
@@ -482,7 +499,7 @@ class EdgeSession:
         self.generation.count(
             drafted=drafted, accepted=accepted, kept=len(step.tokens), residual=how.value
         )
-        self._judged(start, drafted, accepted, step, load, now)
+        step = self._judged(start, drafted, accepted, step, load, now)
         return step, (Correct(session=self.number, position=position, token=token),)
 
     # ---------------------------------------------------------------- time and failure

@@ -37,6 +37,26 @@ class TextStream(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """How the tokens of a step came about, as an edge sees it; for traces and plots."""
+
+    drafted: int
+    """Drafts judged; 0: the cloud went on alone."""
+    accepted: int
+    strict: int
+    """Leading drafts that the strict rule had accepted."""
+    window: int
+    """Most unjudged drafts when the round ended."""
+    queue_s: float
+    """The cloud's words: wait for the engine, and its forward."""
+    step_s: float
+    network_s: float | None = None
+    """The way there and back of the frame that completed the block; None: not known."""
+    threshold: float | None = None
+    """T in force (relaxed rule), where a controller moves it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """What one round added: tokens for ever, and the text that may be shown."""
 
@@ -46,6 +66,8 @@ class Step:
     """Text that each token released; a piece may be empty (half a character, a held-back stop)."""
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
+    round: Round | None = None
+    """Known at an edge."""
 
     @property
     def text(self) -> str:

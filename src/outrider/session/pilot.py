@@ -45,6 +45,11 @@ class Pilot:
         """T of the relaxed rules, nats; None: the request's own."""
         return None
 
+    @property
+    def network(self) -> float | None:
+        """Seconds of the newest block's way there and back; None: not measured."""
+        return None
+
     def drafted(self, count: int, seconds: float) -> None:
         """A drafting job made `count` tokens in `seconds`."""
 
@@ -85,6 +90,7 @@ class ControlledPilot(Pilot):
         self._marks: deque[tuple[int, int, float]] = deque(maxlen=MAX_MARKS)
         self._network: deque[float] = deque(maxlen=STREAM_SAMPLES)
         self._prefilled = False
+        self._newest: float | None = None
 
     def length(self, now: float, room: int) -> int:
         if room < 1:
@@ -110,6 +116,10 @@ class ControlledPilot(Pilot):
     @property
     def threshold(self) -> float | None:
         return self._decision.threshold
+
+    @property
+    def network(self) -> float | None:
+        return self._newest
 
     def drafted(self, count: int, seconds: float) -> None:
         self._estimators.draft(count, seconds)
@@ -150,7 +160,7 @@ class ControlledPilot(Pilot):
         if not self._marks:
             return  # resent after a cut: its way says nothing
         _, size, sent_at = self._marks[0]
-        network = now - sent_at - queue - step
+        network = self._newest = now - sent_at - queue - step
         if self._streaming:
             self._network.append(network)
             network = min(self._network)
