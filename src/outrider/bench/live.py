@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 from outrider.bench.schedules import Answer, Arm, Sample
 from outrider.core.tokens import Rule, SamplingParams
@@ -47,9 +48,13 @@ async def answer_over(runtime: EdgeRuntime, request: EdgeRequest) -> EdgeResult:
 
 
 def over_the_link(
-    runtime: EdgeRuntime, schedule: Schedule, settings: Settings, rule: Rule = Rule.COUPLED
+    runtime: EdgeRuntime,
+    schedule: Schedule,
+    settings: Settings,
+    rule: Rule = Rule.COUPLED,
+    **wishes: Any,
 ) -> Answer:
-    """Answers through the cloud in one schedule."""
+    """Answers through the cloud in one schedule. `wishes`: further fields of EdgeRequest."""
 
     async def answer(prompt: tuple[int, ...], params: SamplingParams) -> Sample:
         request = EdgeRequest(
@@ -59,6 +64,7 @@ def over_the_link(
             schedule=schedule,
             draft_length=settings.draft_length,
             window=settings.window,
+            **wishes,
         )
         result = await answer_over(runtime, request)
         done = result.generation

@@ -214,6 +214,14 @@ class EdgeResult:
 
 
 @dataclass(slots=True)
+class Learnt:
+    """What an edge has learnt of link, engines and acceptance, and its controllers with it."""
+
+    estimators: Estimators = field(default_factory=Estimators)
+    controllers: dict[tuple[object, ...], Controller] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class _Use:
     payload_up: int = 0
     payload_down: int = 0
@@ -250,8 +258,10 @@ class EdgeRuntime:
         *,
         context_length: int = 1_000_000,
         draft_pace: float = 0.0,
+        learnt: Learnt | None = None,
     ) -> None:
-        """`context_length`: most ids of a request; the cloud's own limit holds as well. Raises
+        """`context_length`: most ids of a request; the cloud's own limit holds as well. `learnt`:
+        of an earlier edge with the same draft and target, to go on from. Raises
         OSError when `ca_file` cannot be read."""
         self.config = config
         self.tokenizer = tokenizer
@@ -277,9 +287,8 @@ class EdgeRuntime:
         self._open_drafts: set[DraftSession] = set()
         """Every draft session that holds a slot."""
         self._running: dict[int, _Running] = {}
-        self.estimators = Estimators()
-        """What this edge has learnt of link, engines and acceptance, over all its answers."""
-        self._controllers: dict[tuple[object, ...], Controller] = {}
+        self.learnt = learnt or Learnt()
+        """Over all its answers."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -399,14 +408,15 @@ class EdgeRuntime:
             tuple(sorted(facts.options.items())),
             facts.calibration,
         )
-        controller = self._controllers.get(key)
+        kept = self.learnt.controllers
+        controller = kept.get(key)
         if controller is None:
-            if len(self._controllers) >= MAX_CONTROLLERS:
-                self._controllers.pop(next(iter(self._controllers)))
-            controller = self._controllers[key] = make_controller(request.controller, facts)
+            if len(kept) >= MAX_CONTROLLERS:
+                kept.pop(next(iter(kept)))
+            controller = kept[key] = make_controller(request.controller, facts)
         return ControlledPilot(
             controller,
-            self.estimators,
+            self.learnt.estimators,
             streaming=request.schedule in STREAMING,
             now=time.monotonic(),
         )
