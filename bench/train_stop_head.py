@@ -8,8 +8,8 @@ rows that no draft was trained on (bench/prompts.py). Every guess and label is o
 
 Figures, on the held-out answers:
 
-* one guess at a time: AUC, Brier score, calibration; beside the head q(x) alone and AdaEDL's
-  entropy bound as scores;
+* one guess at a time: AUC, Brier score, calibration; beside the head, one trained without the
+  hidden state, and q(x) and AdaEDL's entropy bound as scores;
 * rounds replayed: the coupled rule makes the answer of a seed known, so a block stands as far as
   it equals the answer, and no target is needed. Tokens and drafts are counted, seconds are
   modelled, N(k) = k t_d + R + t_v(k + 1), with the times given.
@@ -154,6 +154,11 @@ def kept(path: Path, makes: Callable[[], Examples]) -> Examples:
     with path.open("wb") as file:
         np.savez(file, **dataclasses.asdict(found))
     return found
+
+
+def without_state(examples: Examples) -> Examples:
+    """The same guesses, with nothing but log q(x) and H(q) to judge them by."""
+    return dataclasses.replace(examples, hidden=np.zeros_like(examples.hidden))
 
 
 # ------------------------------------------------------------------------------- replay
@@ -318,9 +323,11 @@ def main() -> None:
         temperature=args.temperature,
         examples_seed=args.seed,
     )
+    blind = train_head(without_state(train), draft=args.draft, config=HeadConfig(seed=args.seed))
     found: dict[str, Any] = {
         "train": {"guesses": len(train), "label": float(train.label.mean())},
         "head": figures(predictions(head, test), test),
+        "no state": figures(predictions(blind, without_state(test)), test),
         "q(x)": figures(test.log_q.astype(np.float64), test, calibrated=False),
         "entropy": figures(-test.entropy.astype(np.float64), test, calibrated=False),
     }

@@ -138,6 +138,10 @@ def test_guesses_that_are_end_ids_are_examples_too():
         collect(target, drafter, ids, 3, SamplingParams(min_tokens=1))
 
 
+EASY = HeadConfig(size=16, state_scale=1.0, rate=4e-3)
+"""Six components that say much: nothing to be careful about."""
+
+
 def synthetic(count: int, seed: int) -> Examples:
     """Stands with sigmoid(2 h0 - h1 + log q + 1); the other states are noise."""
     draw = np.random.default_rng(seed)
@@ -156,7 +160,7 @@ def synthetic(count: int, seed: int) -> Examples:
 
 @pytest.fixture(scope="module")
 def trained():
-    return train_head(synthetic(6000, 1), draft="toy", config=HeadConfig(size=16), data="made up")
+    return train_head(synthetic(6000, 1), draft="toy", config=EASY, data="made up")
 
 
 def test_training_finds_what_there_is_to_find(trained):
@@ -181,9 +185,33 @@ def test_a_weight_of_six_does_not_bend_the_calibration(trained):
     assert bent < held_out.label.mean() - 0.15
 
 
+def test_a_small_state_scale_keeps_the_noise_of_many_components_out():
+    """300 components that say nothing, 600 guesses that the entropy decides."""
+
+    def noisy(seed: int) -> Examples:
+        draw = np.random.default_rng(seed)
+        entropy = draw.uniform(0, 4, 600).astype(F)
+        label = (1 / (1 + np.exp(2 * entropy - 4))).astype(F)
+        return Examples(
+            hidden=draw.normal(size=(600, 300)).astype(F),
+            log_q=np.zeros(600, F),
+            entropy=entropy,
+            label=label,
+            stood=draw.uniform(size=600) < label,
+        )
+
+    held_out, found = noisy(2), []
+    for scale in (1.0, 0.02):
+        config = HeadConfig(size=16, rate=4e-3, epochs=20, state_scale=scale)
+        made = train_head(noisy(1), draft="toy", config=config)
+        found.append(auc(predictions(made, held_out), held_out.stood))
+    assert found[1] > found[0] + 0.03
+    assert found[1] > auc(-held_out.entropy.astype(np.float64), held_out.stood) - 0.02
+
+
 def test_the_same_seed_gives_the_same_head(trained):
     state = torch.random.get_rng_state()
-    again = train_head(synthetic(6000, 1), draft="toy", config=HeadConfig(size=16), data="made up")
+    again = train_head(synthetic(6000, 1), draft="toy", config=EASY, data="made up")
     assert torch.equal(torch.random.get_rng_state(), state)  # nobody else's draws have moved
     assert again.to_bytes()[-500:] == trained.to_bytes()[-500:]
     assert np.array_equal(again.project, trained.project)
