@@ -409,7 +409,8 @@ def test_dear_probes_are_rarer():
     known = estimates(round_trip=2.5)
     view = outlook(known, 16)
     assert view.excess[view.length] == pytest.approx(49.63, abs=0.01)
-    lengths = play(make("specstop"), known, 5000)
+    facts = ControllerFacts(options={"burden": 0.02})
+    lengths = play(make("specstop", facts), known, 5000)
     assert [i for i, x in enumerate(lengths) if x > 0] == [0, 2482, 4964]
 
 

@@ -27,6 +27,7 @@ from typing import Final
 from outrider.control.base import Estimates
 from outrider.control.changes import CLIP, DelayLevels, PageHinkley
 from outrider.control.costs import PrefixCurve, RowCosts
+from outrider.control.curves import ChainedCurve
 from outrider.control.regression import MAX_BYTE_SECONDS, ByteTimes, DraftTimes
 
 DEFAULT_ROUND_TRIP: Final = 0.05
@@ -134,7 +135,7 @@ class Estimators:
         ValueError for delay levels out of order.
         """
         self.verify = verify if verify is not None else RowCosts()
-        self.curve = curve if curve is not None else PrefixCurve()
+        self.curve: PrefixCurve = curve if curve is not None else ChainedCurve()
         self._levels = DelayLevels(delays)
         self._network = Watched(_time_or(round_trip, DEFAULT_ROUND_TRIP))
         self._queue = Fading(0.0)
@@ -285,7 +286,7 @@ class Estimators:
         judged = sum(min(d, a + 1) for d, a in kept)
         stood = sum(a for _, a in kept)
         # Half a hit and half a miss keep the prior inside (0, 1).
-        self.curve = PrefixCurve(prior=(stood + 0.5) / (judged + 1.0))
+        self.curve = ChainedCurve(prior=(stood + 0.5) / (judged + 1.0))
         for d, a in kept:
             self.curve.observe(drafted=d, accepted=a)
 

@@ -11,8 +11,10 @@ STRIKES: Final = 2
 arXiv 2511.21669; PAPERS.md 6)."""
 PROBE: Final = 1.0 / 16.0
 """Most rounds that are probes while speculation is off (our default)."""
-BURDEN: Final = 0.02
-"""Most time that probes may cost beside the cloud alone (our default): I8 allows 3 %."""
+BURDEN: Final = 0.005
+"""Most time that probes may cost beside the cloud alone (our default): I8 allows 3 % in all."""
+GRACE: Final = 8
+"""Verdicts before acceptance may be a reason to stop (our default); costs may be at once."""
 LEAST_BURDEN: Final = 1e-4
 GATE_OPTIONS: Final = ("strikes", "probe", "burden", "always")
 
@@ -58,6 +60,11 @@ class Gate:
             always=facts.option("always", 0, 0, 1) > 0,
             dwell=dwell,
         )
+
+    @property
+    def may_stop(self) -> bool:
+        """False: never off."""
+        return not self._always
 
     def speculate(self, *, worth: bool, excess: float) -> bool:
         """`worth`: the model says that it pays now. `excess`: plain steps lost by a probe."""

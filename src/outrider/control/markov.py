@@ -41,7 +41,7 @@ from outrider.control.base import (
     Outcome,
 )
 from outrider.control.corrections import Corrections
-from outrider.control.gate import GATE_OPTIONS, Gate
+from outrider.control.gate import GATE_OPTIONS, GRACE, Gate
 from outrider.control.specstop import (
     expected_tokens,
     link_seconds,
@@ -54,6 +54,8 @@ STATES: Final = 8
 """Most delay states: `DelayLevels` learns fewer."""
 REFRESH: Final = 8
 """Rounds between two solutions (our default)."""
+FIRST_ROUNDS: Final = 4
+"""Rounds before the model's error is learnt (our default)."""
 TRANSITION_FORGET: Final = 0.995
 """Weight kept a round by counted transitions: about 200 (our default)."""
 STAY_PRIOR: Final = 2.0
@@ -251,11 +253,15 @@ class Markov:
             self._solve(known, min(states, STATES))
             self._solved_for, self._age = key, 0
         length = self._lengths[state]
-        costs = self._predicted = round_costs(known, self._most)
+        costs = round_costs(known, self._most)
+        # What is told apart from the model while it rests on defaults is no error of it.
+        self._predicted = costs if known.rounds >= FIRST_ROUNDS else []
         tokens = expected_tokens(known.curve.survival(length))
         spent = costs[length] + self._corrections.extra(state)
         excess = max(0.0, spent / max(costs[0], 1e-9) - tokens[length])
-        return length, spent / tokens[length] < costs[0], excess
+        # With every draft standing while acceptance is a guess; cf. `Outlook.worth_going_on`.
+        hoped = tokens[length] if known.rounds >= GRACE else length + 1
+        return length, spent < hoped * costs[0], excess
 
     def _solve(self, known: Estimates, states: int) -> None:
         bare = round_costs(known, self._most, link=0.0)[1:]

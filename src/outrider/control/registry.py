@@ -19,6 +19,7 @@ CONTROLLERS: Final[dict[str, str]] = {
     "never": "outrider.control.fixed:Never",
     "specstop": "outrider.control.specstop:SpecStop",
     "markov": "outrider.control.markov:Markov",
+    "auto": "outrider.control.auto:Auto",
     "credit": "outrider.control.credit:Credit",
     "adaedl": "outrider.control.stops:AdaEdl",
     "specdecpp": "outrider.control.stops:SpecDecPlusPlus",

@@ -10,7 +10,11 @@ from typing import Final
 
 FORGET: Final = 0.98
 """Weight kept a round: about the last 50 count."""
-COUNT_PRIOR: Final = 4.0
+TELLING: Final = 0.5
+"""Tokens off the mean from which a drafting job tells its start-up and its tokens apart. What is
+known of that fades with such jobs alone: a length is held for long, and those that differ are
+few."""
+COUNT_PRIOR: Final = 1.0
 """Squared tokens of spread that the prior of a draft token's time is worth."""
 BYTE_PRIOR: Final = 10 * 4096.0**2
 """Squared bytes of spread that the prior of a byte's time is worth: ten frames 4 KiB apart. Hot
@@ -37,8 +41,9 @@ class DraftTimes:
         dx, dy = count - self._x, seconds - self._y
         self._x += dx / self._weight
         self._y += dy / self._weight
-        self._sxx = self._sxx * FORGET + dx * (count - self._x)
-        self._sxy = self._sxy * FORGET + dx * (seconds - self._y)
+        kept = FORGET if abs(dx) >= TELLING else 1.0
+        self._sxx = self._sxx * kept + dx * (count - self._x)
+        self._sxy = self._sxy * kept + dx * (seconds - self._y)
 
     @property
     def each(self) -> float:

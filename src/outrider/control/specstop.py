@@ -31,7 +31,7 @@ from outrider.control.base import (
     Outcome,
 )
 from outrider.control.costs import RowCosts
-from outrider.control.gate import GATE_OPTIONS, Gate
+from outrider.control.gate import GATE_OPTIONS, GRACE, Gate
 from outrider.core.draft import StopRule
 
 UP_BYTES: Final = 8
@@ -42,6 +42,8 @@ TOKEN_BYTES: Final = 3.0
 """A draft takes upwards under the coupled rule: one id. The ratio rule adds q(x)."""
 EQUAL: Final = 1e-9
 """Relative difference below which two costs are the same, and the shorter length is taken."""
+LEAST_SHARE: Final = 0.1
+"""Of a modelled cost that a correction leaves."""
 
 
 # --------------------------------------------------------------------------- closed forms
@@ -241,11 +243,23 @@ class Outlook:
     """Plain steps that a round of this length costs more than its tokens would alone (>= 0)."""
     length: int
     """Best length from 1 on, whether it pays or not."""
+    tokens: tuple[float, ...]
+    """B by length."""
+    round_seconds: tuple[float, ...] = ()
+    """N by length without `extra`; empty for windows."""
 
     @property
     def worth(self) -> bool:
         """Whether speculation beats the cloud alone."""
         return self.token_seconds[self.length] < self.token_seconds[0]
+
+    def worth_going_on(self, rounds: int) -> bool:
+        """The same while acceptance rests on `rounds` verdicts: with fewer than GRACE it is worth
+        it if it were with every draft standing."""
+        if rounds >= GRACE or self.worth or not self.round_seconds:
+            return self.worth or rounds < GRACE
+        plain = self.token_seconds[0]
+        return any(n < (k + 1) * plain for k, n in enumerate(self.round_seconds) if k)
 
 
 def outlook(
@@ -258,18 +272,28 @@ def outlook(
 ) -> Outlook:
     """`Outlook` for lengths 0 .. most (>= 1).
 
-    `extra`: seconds that a synchronous round takes beside what the model says; may be negative.
+    `extra`: seconds that a synchronous round takes beside what the model says; may be negative,
+    but leaves a round LEAST_SHARE of its cost.
     """
     tokens = expected_tokens(estimates.curve.survival(most))
+    costs: list[float] = []
     if streaming:
         seconds = window_seconds(estimates, most)
     else:
         costs = round_costs(estimates, most, token_bytes=token_bytes)
         seconds = [n / b for n, b in zip(costs, tokens, strict=True)]
-        seconds[1:] = [s + extra / b for s, b in zip(seconds[1:], tokens[1:], strict=True)]
+        if extra:
+            for k in range(1, most + 1):
+                seconds[k] = max(costs[k] + extra, LEAST_SHARE * costs[k]) / tokens[k]
     plain = max(seconds[0], EQUAL)
     excess = [max(0.0, b * (s / plain - 1.0)) for s, b in zip(seconds, tokens, strict=True)]
-    return Outlook(token_seconds=tuple(seconds), excess=tuple(excess), length=cheapest(seconds))
+    return Outlook(
+        token_seconds=tuple(seconds),
+        excess=tuple(excess),
+        length=cheapest(seconds),
+        tokens=tuple(tokens),
+        round_seconds=tuple(costs),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +337,8 @@ class SpecStop:
             streaming=observation.streaming,
             token_bytes=self._token_bytes,
         )
-        on = self._gate.speculate(worth=view.worth, excess=view.excess[view.length])
+        worth = view.worth_going_on(observation.estimates.rounds)
+        on = self._gate.speculate(worth=worth, excess=view.excess[view.length])
         return Decision(length=view.length if on else 0)
 
     def observe(self, outcome: Outcome, now: float) -> None:  # noqa: ARG002
