@@ -19,7 +19,6 @@ from outrider.control.calibration import (
     FILE,
     Calibration,
     Provenance,
-    Table,
     ThresholdLaw,
     encode,
 )
@@ -183,20 +182,3 @@ def comparison(
     add("predictor, no history", credit(stored, history=0), relaxed=True)
     add("predictor, T fixed", credit(stored, threshold=0), relaxed=True)
     return rows
-
-
-def mean_seconds(table: Table) -> float:
-    """Seconds a token at the labels, bins weighted by their visits."""
-    at = [
-        (table.thresholds.index(t), table.windows.index(w))
-        for t, w in zip(table.best_threshold, table.best_window, strict=True)
-    ]
-    seconds = sum(
-        n * table.seconds[b][i][j]
-        for b, (n, (i, j)) in enumerate(zip(table.visits, at, strict=True))
-    )
-    tokens = sum(
-        n * table.tokens[b][i][j]
-        for b, (n, (i, j)) in enumerate(zip(table.visits, at, strict=True))
-    )
-    return seconds / tokens
