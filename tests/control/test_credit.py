@@ -289,6 +289,21 @@ def test_options_come_before_the_calibration_s_law(tmp_path: Path) -> None:
     assert controller.threshold == 0.15
 
 
+def test_history_and_delta_are_those_of_the_calibration(tmp_path: Path) -> None:
+    controller = credit(stored(tmp_path), buffer=3)
+    for accepted in (8, 4, 0):
+        tell(controller, accepted)
+    assert controller.credit == pytest.approx(0.5 * (0.5 * 0.8 + 0.5 * 0.6) + 0.5 * 0.2)
+    tell(controller, accepted=10, strict=6)
+    assert not controller.conservative  # Acc = 10/14
+    tell(controller, accepted=10, strict=2)  # 8/20
+    assert controller.conservative
+    own = credit(stored(tmp_path), k=1, beta=1)
+    for accepted in (8, 4, 1):
+        tell(own, accepted)
+    assert own.credit == pytest.approx(0.1)
+
+
 def test_no_calibration_where_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="outrider calibrate"):
         credit(str(tmp_path / "none"))

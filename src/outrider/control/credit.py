@@ -12,8 +12,9 @@ Rules, where the paper leaves room:
    credit that relaxed it (PAPERS.md 1, Cautions).
 2. p_acc(t) = E[L_acc] / W: the expectation is the mean over the history, so k = 1 smooths by
    beta alone. The first window sets r; before it r = tau_credit, hence T = T_base.
-3. g is the predictor of a calibration, else (`predictor=0`) its table, whose T* is used as it
-   stands, else the default rule: omega = 1, W grows linearly with r from W_min to W_max.
+3. A calibration brings the k, beta, delta and threshold law it was made with; options come
+   before it. g is its predictor, or (`predictor=0`) its table, whose T* is used as it stands.
+   Without a calibration omega = 1 and W grows linearly with r from W_min to W_max.
 4. g is asked again only after `refresh` rounds, and when r has moved by more than `hysteresis`.
 5. Acc is strictly accepted over accepted drafts, leading ones each, of the last `buffer` rounds:
    a low estimate, since drafts behind the first relaxed one may be right too. When a full buffer
@@ -30,7 +31,14 @@ from enum import StrEnum
 from typing import Final
 
 from outrider.control.base import MAX_LENGTH, ControllerFacts, Decision, Observation, Outcome
-from outrider.control.calibration import LN2, Calibration, Table, ThresholdLaw, load
+from outrider.control.calibration import (
+    LN2,
+    Calibration,
+    Provenance,
+    Table,
+    ThresholdLaw,
+    load,
+)
 from outrider.control.predictor import Predictor
 from outrider.core.draft import StopRule
 from outrider.core.tokens import ParameterError
@@ -123,10 +131,11 @@ class Credit:
         self._tau_high = facts.option("tau_high", TAU_HIGH, 0.0, 1.0)
         if self._tau_low >= self._tau_high:
             raise ParameterError("controller", "tau_low must be less than tau_high")
-        self._delta = facts.option("delta", DELTA, 0.0, 1.0)
+        made = self.calibration.provenance if self.calibration else None
+        self._delta = facts.option("delta", made.delta if made else DELTA, 0.0, 1.0)
         self._hysteresis = facts.option("hysteresis", HYSTERESIS, 0.0, 1.0)
         self._refresh = _whole(facts, "refresh", REFRESH, 1, MAX_MEMORY)
-        self._history = _history(facts, self.law.tau_credit)
+        self._history = _history(facts, made, self.law.tau_credit)
         self._low, self._high = _windows(facts)
         self._guide = self._chosen(_switch(facts, "predictor"))
         self._rounds: deque[tuple[int, int]] = deque(
@@ -253,9 +262,9 @@ def _law(facts: ControllerFacts, calibration: Calibration | None) -> ThresholdLa
         raise ParameterError("controller", str(error)) from None
 
 
-def _history(facts: ControllerFacts, start: float) -> CreditHistory:
-    k = _whole(facts, "k", HISTORY, 1, MAX_MEMORY)
-    beta = facts.option("beta", BETA, 1e-6, 1.0)
+def _history(facts: ControllerFacts, made: Provenance | None, start: float) -> CreditHistory:
+    k = _whole(facts, "k", made.k if made else HISTORY, 1, MAX_MEMORY)
+    beta = facts.option("beta", made.beta if made else BETA, 1e-6, 1.0)
     if not _switch(facts, "history"):
         k, beta = 1, 1.0
     return CreditHistory(k=k, beta=beta, start=start)
