@@ -125,31 +125,29 @@ def synthetic(pairs: int, width: int, seed: int) -> dict[str, Tally]:
     return tallies
 
 
-def real(prompts: int, tokens: int, draft: str, seed: int) -> dict[str, Tally]:
+def real(prompts: int, tokens: int, drafts: list[str], seed: int) -> dict[str, Tally]:
     """Rows of the built-in pair at T = 1 and .7 along the target's own text."""
     from outrider.engines.load import load_draft_model, load_target
 
     target = load_target("builtin:smollm2", threads=1)
-    guess = load_draft_model(draft, target, threads=1)
+    guesses = {draft: load_draft_model(draft, target, threads=1) for draft in drafts}
     width = target.model.info.vocab_size
-    tallies = {f"{draft}, {name}": Tally() for name in SAMPLINGS}
-    pipes = {
-        name: [SamplingPipeline(s, vocab_size=width, support=x) for x in (None, guess.support)]
-        for name, s in SAMPLINGS.items()
-    }
+    tallies = {f"{draft}, {name}": Tally() for draft in drafts for name in SAMPLINGS}
     source = np.random.default_rng(seed)
     for temperature in (1.0, 0.7):
-        names = [n for n, s in SAMPLINGS.items() if s.temperature == temperature]
+        settings = {n: s for n, s in SAMPLINGS.items() if s.temperature == temperature}
         for text, rows in answers(target, prompts, tokens, temperature, source):
-            slot = guess.open()
-            guesses = forward(guess, slot, text[:-1], len(rows))
-            guess.close(slot)
-            for name in names:
-                for row, other in zip(rows, guesses, strict=True):
-                    p = pipes[name][0].distribution(row, NOTHING)
-                    q = pipes[name][1].distribution(other, NOTHING)
-                    tallies[f"{draft}, {name}"].add(p, q, width)
-        print(f"{draft}: T={temperature} done", file=sys.stderr)
+            for draft, model in guesses.items():
+                slot = model.open()
+                others = forward(model, slot, text[:-1], len(rows))
+                model.close(slot)
+                for name, params in settings.items():
+                    of_p = SamplingPipeline(params, vocab_size=width)
+                    of_q = SamplingPipeline(params, vocab_size=width, support=model.support)
+                    for row, other in zip(rows, others, strict=True):
+                        p, q = of_p.distribution(row, NOTHING), of_q.distribution(other, NOTHING)
+                        tallies[f"{draft}, {name}"].add(p, q, width)
+        print(f"real rows: T={temperature} done", file=sys.stderr)
     return tallies
 
 
@@ -248,8 +246,7 @@ def main() -> int:
     args = parser.parse_args()
     tallies = synthetic(args.pairs, args.width, args.seed)
     if args.real:
-        for draft in args.drafts.split(","):
-            tallies |= real(args.real, args.tokens, draft, args.seed)
+        tallies |= real(args.real, args.tokens, args.drafts.split(","), args.seed)
     groups = {name: tally.summary() for name, tally in tallies.items() if tally.pairs}
     show(groups)
     timed = costs(49_152, 16_384, args.rounds) if args.costs else {}
