@@ -221,6 +221,13 @@ def test_best_lengths_by_brute_force():
     assert (best, found) == (min(alike, key=alike.__getitem__), pytest.approx(min(alike.values())))
 
 
+def test_the_search_goes_on_while_the_ratio_falls_at_all():
+    """From the least seconds a round (ratio 1) by way of .98, whose N - B is least, to .95."""
+    seconds, tokens = np.array([[1.0, 9.8, 1.9]]), np.array([1.0, 10.0, 2.0])
+    lengths, ratio = best_lengths(seconds, tokens)
+    assert (list(lengths), ratio) == ([2], pytest.approx(0.95))
+
+
 @pytest.mark.parametrize("bed", [QWEN, LLAMA])
 def test_without_streaming_the_present_delay_is_worth_nothing(bed):
     """A round's delay adds to N and to nothing else, so the k that minimises N(k) - c*B(k) is the

@@ -167,6 +167,16 @@ def test_exp3_by_hand():
     assert controller.chances(2) == pytest.approx([0.25 + 0.5 * share, 0.75 - 0.5 * share])
 
 
+def test_exp3_weights_stay_in_range():
+    """The best arm's logarithm is 0 whatever was won, or exp would overflow in a long life."""
+    controller = exp3(gamma=1.0)
+    for _ in range(3000):
+        controller.observe(came(1, 3, 0.1), 0.0)
+        controller.observe(came(2, 1, 0.3), 0.0)
+    assert max(controller._logs) == 0.0
+    assert min(controller._logs) < -1000.0
+
+
 def test_exp3_draws_by_its_chances():
     """1600 addressed draws at 1/2: five standard deviations are 100, one error in 1.7 million."""
     controller = Exp3(ControllerFacts(max_length=2, seed=3, options={"gamma": 1.0}))

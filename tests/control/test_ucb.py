@@ -127,6 +127,19 @@ def test_one_round_tells_about_every_shorter_length():
     assert controller.decide(asked(draft=0.05)).length == 2
 
 
+def test_lengths_differ_by_the_rows_that_judge_them():
+    """k drafts are judged in k + 1 rows: 20 ms for 2 rows, 50 ms for 3."""
+    believed = Estimates(
+        round_trip=0.0,
+        draft=0.0,
+        verify=RowCosts([(1, 0.01), (2, 0.02), (3, 0.05)]),
+        curve=PrefixCurve(),
+    )
+    controller = UcbScaled(facts(2))
+    controller.observe(came(1, 1, 0.12), 0.0)
+    assert controller._costs(believed, 2)[0][1:] == pytest.approx([0.12, 0.15])
+
+
 def test_a_longer_length_that_was_never_drafted_is_tried_next():
     controller = UcbScaled(facts(8, beta=0.0))
     controller.observe(came(2, 3, 0.3), 0.0)
