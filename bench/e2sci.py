@@ -174,7 +174,8 @@ def table(arms: list[Arm]) -> list[dict[str, object]]:
             f"{arm.name:<28} {row['ms_per_token']:6.1f} ms  x{row['speed_up_over_sync']:.2f} sync"
             f"  {row['against_cloud_only']:.2f} of cloud-only  fwd {row['forwards_per_token']:.2f}"
             f"  acc {shown}  relaxed {row['relaxed_share']:.1%}"
-            f"  tv {row['tv_bound_per_answer']:.2f}  jsd {row['max_jsd']:.2f}  nll {row['nll']:.3f}  same {row['answers_as_exact']}",
+            f"  tv {row['tv_bound_per_answer']:.2f}  jsd {row['max_jsd']:.2f}  nll {row['nll']:.3f}"
+            f"  same {row['answers_as_exact']}",
             file=sys.stderr,
         )
     return rows

@@ -69,6 +69,11 @@ class Hello(Frozen, tag="hello", frozen=True, kw_only=True):
     """Cloud: same request, same ids to the bit, whatever the batch (I9)."""
     model: str = ""
     """Display name; never compared."""
+    pace_ms: float = 0.0
+    """Cloud: milliseconds added to every forward on purpose, standing for a larger target. Every
+    report about such a cloud says so."""
+    drafts: bool = False
+    """Cloud: it has a draft of its own, so OPEN may ask for `cloud_draft`."""
 
 
 class Sampling(Frozen, frozen=True, kw_only=True):
