@@ -3,7 +3,8 @@
 E2-SCI trains on the lookup table with the loss E sum (T_seg - lambda L_acc) (PAPERS.md 1,
 Predictor) and says no more. Ours: first the network imitates the labels, then the published loss
 itself is lowered on the sweep's surfaces, interpolated between their thresholds and windows so
-that it has a gradient; lambda is the labels' gamma, and Acc below delta costs extra.
+that it has a gradient; lambda is the labels' gamma. Acc below delta costs extra, and moves the
+threshold alone: a window of one draft has the best Acc of all, and is no answer to it.
 Full batches, Adam, a seed: the same sweep gives the same weights on the same machine.
 """
 
@@ -29,7 +30,7 @@ STEPS: Final = 600
 """Half of them imitate."""
 RATE: Final = 5e-3
 PENALTY: Final = 10.0
-"""Price of Acc falling short of delta by 1, in units of the surface's whole range."""
+"""Price of Acc falling short of delta by 1, in tokens a segment."""
 
 Told = Callable[[int, int], None]
 
@@ -125,9 +126,10 @@ class _Loss:
         self._thresholds = torch.tensor(table.thresholds, dtype=torch.float32)
         self._windows = torch.tensor(table.windows, dtype=torch.float32)
         objective = np.array(table.seconds) - lesson.gamma * np.array(table.tokens)
-        scaled = (objective - objective.min()) / max(float(np.ptp(objective)), 1e-12)
+        regret = objective - objective.min(axis=(1, 2), keepdims=True)
         short = np.maximum(0.0, lesson.delta - np.array(table.quality))
-        self._surface = torch.tensor(scaled + PENALTY * short, dtype=torch.float32)
+        self._regret = torch.tensor(regret / lesson.gamma, dtype=torch.float32)[self._bins]
+        self._short = torch.tensor(short, dtype=torch.float32)[self._bins]
 
     def imitation(self, threshold: Tensor, window: Tensor) -> Tensor:
         """Squared distance from the labels, in units of the axes."""
@@ -136,16 +138,19 @@ class _Loss:
         return (t**2 + w**2).mean()
 
     def published(self, threshold: Tensor, window: Tensor) -> Tensor:
-        """E (T_seg - gamma tokens) at the clipped (T, W), scaled to the surface's range."""
+        """E (T_seg - gamma tokens) / gamma at the clipped (T, W): tokens lost a segment."""
         clipped = threshold.clamp(self._law.t_min, self._law.t_max)
-        i, x = _between(self._thresholds, clipped)
+        lost = self._at(self._regret, clipped, window)
+        return (lost + PENALTY * self._at(self._short, clipped, window.detach())).mean()
+
+    def _at(self, surface: Tensor, threshold: Tensor, window: Tensor) -> Tensor:
+        """Bilinear, [n]; `surface` [n, N, M]."""
+        i, x = _between(self._thresholds, threshold)
         j, y = _between(self._windows, window)
-        at = (
-            self._surface[self._bins, i] * (1 - x[:, None])
-            + self._surface[self._bins, i + 1] * (x[:, None])
-        )
-        rows = torch.arange(len(at))
-        return (at[rows, j] * (1 - y) + at[rows, j + 1] * y).mean()
+        rows = torch.arange(len(i))
+        below = surface[rows, i, j] * (1 - y) + surface[rows, i, j + 1] * y
+        above = surface[rows, i + 1, j] * (1 - y) + surface[rows, i + 1, j + 1] * y
+        return below * (1 - x) + above * x
 
 
 def _between(axis: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
