@@ -62,8 +62,9 @@ def hello(role: Role, *, vocab_size: int, context_length: int = 4096, **changes:
         "limits": Limits(
             frame_bytes=MAX_FRAME_BYTES, window=256, sessions=64, prompt_tokens=1_000_000
         ),
-        "rules": ("coupled", "ratio"),
+        "rules": ("coupled", "ratio", "relaxed"),
         "deterministic": True,
+        "drafts": role is Role.CLOUD,
     }
     return Hello(**{**values, **changes})  # type: ignore[arg-type]
 

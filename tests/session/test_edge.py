@@ -160,12 +160,12 @@ def test_done_must_agree():
 
 def test_log_probabilities_are_held_for_their_tokens_and_no_others():
     s = session()
-    s.on_logprobs(Logprobs(session=1, start=1, entries=((2, -1.0, ()), (5, -2.0, ()))))
+    s.on_logprobs(Logprobs(session=1, start=1, entries=((2, -1.0, ()), (5, -2.0, ()))), 0.0)
     step = s.on_tokens(Tokens(session=1, start=2, tokens=(5,)), 1.0)
     assert step is not None
     assert [e.logprob for e in step.logprobs] == [-2.0]
     with pytest.raises(RemoteError):
-        s.on_logprobs(Logprobs(session=1, start=2_000_000, entries=((2, -1.0, ()),)))
+        s.on_logprobs(Logprobs(session=1, start=2_000_000, entries=((2, -1.0, ()),)), 0.0)
 
 
 @pytest.mark.parametrize(("window", "chunk"), [(-1, 1), (1, 0)])

@@ -6,12 +6,13 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from laws import ALARM, fit
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.engines.toy import table_law
-from outrider.proto.codec import decode
+from outrider.proto.codec import decode, encode
 from outrider.proto.messages import (
     Cancel,
     Code,
@@ -23,6 +24,7 @@ from outrider.proto.messages import (
     Proposals,
     Relaxed,
     Resume,
+    Row,
     Tokens,
     Verdict,
 )
@@ -533,3 +535,59 @@ def test_only_known_messages_are_sent():
     expected = {Open, Opened, Resume, Draft, Verdict, Relaxed, Tokens, Proposals, Correct, Cancel}
     assert expected <= kinds
     assert all(isinstance(e, Progress | LinkUp | LinkDown | Ended) for _, e in edge.events)
+
+
+def test_a_newcomer_is_not_held_to_what_failed_others():
+    """After "no progress over N links" the count begins anew: it once failed every later request
+    at its first cut."""
+
+    class CutUntil:
+        def __init__(self) -> None:
+            self.cuts = 0
+            self.calm = False
+
+        def frames(self, world: World, pipe: Pipe, way: str, frame: bytes):  # type: ignore[no-untyped-def]
+            if not self.calm and isinstance(decode(frame), Open):
+                self.cuts += 1
+                world.cut(pipe)
+            return [(0.0, frame)]
+
+    faults = CutUntil()
+    w = World(TARGET, draft(0.3), vocab_size=VOCAB, faults=faults, client={"give_up": 1e9})
+    edge = w.edges[0]
+    first = edge.ask(PROMPT, SamplingParams(seed=1, max_tokens=9))
+    w.run()
+    assert isinstance(edge.answers[first].end, Failed)
+    faults.cuts = 0
+    second = edge.ask(PROMPT, SamplingParams(seed=1, max_tokens=9))
+
+    def soothe() -> None:
+        faults.calm = faults.cuts >= 3
+        if not faults.calm:
+            w.later(w.now + 0.2, soothe)
+
+    w.later(w.now + 0.2, soothe)
+    w.run()
+    assert isinstance(edge.answers[second].end, Ended)
+    assert faults.cuts >= 3
+
+
+@pytest.mark.parametrize("bad", [VOCAB, -1])
+def test_a_row_of_ids_that_are_none_costs_a_link_and_commits_nothing(bad: int):
+    """I5 the other way round: a faulty cloud cannot put such ids into an answer."""
+    ids = np.array(sorted({bad, 1}), dtype="<i4")
+    row = Row(session=1, position=4, ids=ids.tobytes(), weights=b"\0" * 8)
+    w = World(TARGET, draft(0.3), vocab_size=VOCAB)
+    edge = w.edges[0]
+    number = edge.ask(PROMPT, SamplingParams(seed=1, max_tokens=30), rule=Rule.RATIO)
+
+    def meddle() -> None:
+        edge.client.receive(encode(row), w.now)
+        edge.act()
+
+    w.later(0.3, meddle)
+    w.run()
+    answer = edge.answers[number]
+    assert isinstance(answer.end, Ended)
+    assert edge.client.tally.reconnects == 1
+    assert all(0 <= t < VOCAB for t in answer.ids)

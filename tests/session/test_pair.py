@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from laws import ALARM, fit
@@ -11,7 +12,7 @@ from outrider.core.tokens import Origin, Rule, SamplingParams
 from outrider.engines.toy import random_law, table_law
 from outrider.proto.connection import Role
 from outrider.proto.messages import Code
-from outrider.session.client import Ended, Failed
+from outrider.session.client import Ended, Failed, Progress
 from outrider.session.edge import WindowPolicy
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import Schedule
@@ -208,6 +209,50 @@ def test_logprobs_are_the_targets_for_every_kind_of_token(schedule: Schedule):
         found.append([entry for step in steps for entry in step.logprobs])
     assert found[0] == found[1]
     assert [e.token for e in found[1]] == list(oracle(params))
+
+
+@pytest.mark.parametrize("rule", [Rule.RATIO, Rule.RELAXED])
+@pytest.mark.parametrize("schedule", WIRED)
+def test_every_token_has_its_logprob_under_every_rule(schedule: Schedule, rule: Rule):
+    """Corrections drawn at the edge too: the target tells their log-probability once it knows
+    them, and the step waits for that."""
+    corrections = 0
+    for seed in range(8):
+        params = SamplingParams(seed=seed, max_tokens=25, logprobs=1)
+        w = world(0.4, seed=seed, jitter=0.02)
+        edge = w.edges[0]
+        number = edge.ask(PROMPT, params, schedule=schedule, rule=rule)
+        w.run()
+        answer = edge.answers[number]
+        assert isinstance(answer.end, Ended)
+        assert answer.end.confirmed
+        steps = [e.step for _, e in edge.events if isinstance(e, Progress)]
+        assert [[e.token for e in s.logprobs] for s in steps] == [list(s.tokens) for s in steps]
+        context = list(PROMPT)
+        for entry in (e for s in steps for e in s.logprobs):
+            row = TARGET(tuple(context)).astype(float)
+            expected = row[entry.token] - np.logaddexp.reduce(row)
+            assert entry.logprob == pytest.approx(expected, abs=1e-4)
+            context.append(entry.token)
+        corrections += answer.origins.count(Origin.CORRECTION)
+    assert corrections > 5 or schedule is Schedule.CLOUD_ONLY
+
+
+def test_colocated_needs_a_draft_in_the_cloud():
+    """It would run as cloud-only and call itself colocated."""
+    w = world(0.3)
+    w.cloud_hello = hello(Role.CLOUD, vocab_size=VOCAB, drafts=False)
+    answer = ask(w, SamplingParams(seed=1, max_tokens=9), schedule=Schedule.COLOCATED)
+    assert isinstance(answer.end, Failed)
+    assert answer.end.code is Code.PARAMETER
+    assert "--draft" in answer.end.message
+
+
+def test_drafts_made_in_the_cloud_are_counted_at_the_edge():
+    w = world(0.3)
+    answer = ask(w, SamplingParams(seed=1, max_tokens=30), schedule=Schedule.COLOCATED)
+    counters = answer.counters
+    assert counters.drafted > counters.accepted > 5  # type: ignore[attr-defined]
 
 
 # ------------------------------------------------------------------------------- sessions

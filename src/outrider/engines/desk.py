@@ -58,6 +58,11 @@ class SlotDesk:
         self._drafts: dict[int, DraftSession] = {}
         self.evictions = 0
 
+    @property
+    def drafts(self) -> bool:
+        """It can make drafts of its own."""
+        return self._drafter is not None
+
     def run(self, jobs: Sequence[DeskJob]) -> list[DeskResult]:
         """One forward for all jobs; results in their order. At most one job a key."""
         keys = {job.key for job in jobs}

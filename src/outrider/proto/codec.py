@@ -20,6 +20,7 @@ allocates, and every id against the limits (I5, I7; field cases 29, 30).
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from itertools import pairwise
@@ -209,10 +210,15 @@ def decode(frame: bytes) -> Message:
 
 def _decode_cold(frame: bytes) -> Message:
     try:
-        return _COLD.decode(memoryview(frame)[1:])
+        message = _COLD.decode(memoryview(frame)[1:])
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         # The library's text names fields and types, never the values a user sent.
         raise RemoteError(Code.MALFORMED, f"control message: {error}") from None
+    if isinstance(message, Logprobs):
+        values = (x for _, own, top in message.entries for x in (own, *(p for _, p in top)))
+        if any(math.isnan(x) for x in values):
+            _malformed("a log-probability that is no number")
+    return message
 
 
 def _pack_draft(m: Draft) -> _Writer:

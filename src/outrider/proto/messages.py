@@ -176,6 +176,9 @@ class Done(Frozen, tag="done", frozen=True, kw_only=True):
     near_ties: Count = 0
     """Committed tokens that another kernel or batch might have decided otherwise; counted by a
     target that does not promise its bits."""
+    own_drafted: Count = 0
+    """Judged drafts that the cloud made itself (co-located speculation)."""
+    own_accepted: Count = 0
     relaxed: Count = 0
     """Tokens that stand although the target's own differs (rule 'relaxed')."""
     spent: float = 0.0
@@ -239,7 +242,9 @@ class Pong(Frozen, tag="pong", frozen=True, kw_only=True):
 
 
 class Logprobs(Frozen, tag="logprobs", frozen=True, kw_only=True):
-    """Cloud to edge, only when OPEN asked: sent before the frame that commits the tokens."""
+    """Cloud to edge, only when OPEN asked: sent before the frame that commits the tokens. A token
+    that the edge chose (ratio rule) is committed by nothing else: its LOGPROBS answer CORRECT, and
+    the edge shows it then."""
 
     session: Count
     start: Count

@@ -32,6 +32,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
 from outrider.core.draft import Draft as CoreDraft
 from outrider.core.relaxation import Relaxation
 from outrider.core.tokens import FinishReason, ParameterError, Rule
@@ -298,8 +300,11 @@ class EdgeClient:
             retry_after=self._retry_after,
             pilot=pilot,
         )
-        if not self._live and self._link is _Link.DOWN:
-            self._down_since = now  # an idle link that was down has not failed anybody
+        if not self._live:
+            # What failed others is over: a newcomer has all the patience there is.
+            self._barren = self._faults = 0
+            if self._link is _Link.DOWN:
+                self._down_since = now  # an idle link that was down has not failed anybody
         self._live[number] = _Live(session=session, plan=plan, rule=rule, uid=self._uid())
         return number
 
@@ -499,6 +504,15 @@ class EdgeClient:
             limit = connection.limits.prompt_tokens
             self._fail(number, Code.TOO_LARGE, f"{sequence.base} ids, the verifier takes {limit}")
             return
+        peer = connection.peer
+        if live.plan.cloud_draft and peer is not None and not peer.drafts:
+            self._fail(
+                number,
+                Code.PARAMETER,
+                "this verifier has no draft of its own for the colocated schedule: start it with "
+                "--draft, or choose another schedule",
+            )
+            return
         if connection.peer is not None:
             try:
                 session.generation.fit(connection.peer.context_length)
@@ -579,9 +593,9 @@ class EdgeClient:
             case GoAway():
                 pass  # the connection knows; `_admit` keeps newcomers away
             case Error(session=None):
-                self._ended_by_peer(message, now)
+                self._ended_by_peer(_printable(message), now)
             case Error():
-                self._session_error(message, now)
+                self._session_error(_printable(message), now)
             case _:
                 number: int = message.session  # type: ignore[union-attr]
                 live = self._live.get(number)
@@ -615,7 +629,7 @@ class EdgeClient:
             case Row():
                 step, replies = session.on_row(message, now)
             case Logprobs():
-                session.on_logprobs(message)
+                step = session.on_logprobs(message, now)
             case Done():
                 self._done(number, live, message)
         self._say(live, replies)
@@ -629,6 +643,9 @@ class EdgeClient:
                 ids: tuple[int, ...] = (message.token,)
             case Tokens() | Proposals():
                 ids = message.tokens
+            case Row():
+                row = np.frombuffer(message.ids, dtype="<u4")  # a negative id is a huge one
+                ids = (int(row.max()),) if len(row) else ()
             case _:
                 return
         if ids and max(ids) >= self._hello.vocab_size:
@@ -758,6 +775,12 @@ class EdgeClient:
         """Seconds before the next attempt after so many failed ones."""
         longest = min(REDIAL_MAX, REDIAL_FIRST * REDIAL_FACTOR ** min(failures, 16))
         return longest * self._jitter()
+
+
+def _printable(error: Error) -> Error:
+    """A peer's words as they may reach a terminal: no control characters."""
+    text = "".join(c if c.isprintable() else " " for c in error.message)
+    return Error(code=error.code, message=text, session=error.session)
 
 
 def _due(deadline: float | None, now: float) -> bool:

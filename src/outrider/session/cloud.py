@@ -145,6 +145,7 @@ class CloudSession:
         self._job_q: tuple[float, ...] = ()
         self._job_sketches: tuple[Sketch, ...] = ()
         self._job_epoch = -1
+        self._drafts_here = False
         self._open: _Dialogue | None = None
         # Log-probabilities told so far, for an edge that missed some: from `_told_from` on.
         self._told: list[TokenLogprob] = []
@@ -324,6 +325,7 @@ class CloudSession:
         self._ready_at = now
         if self.generation.finish is not None:
             return ()
+        self._drafts_here = self._drafts_here or own_draft is not None
         draft = own_draft or core_draft.Draft(
             tokens=job.drafts, q=self._job_q, sketches=self._job_sketches
         )
@@ -422,6 +424,8 @@ class CloudSession:
             output_tokens=self.generation.sequence.output_length,
             digest=of_prefix(self.generation.sequence.committed),
             near_ties=self.generation.counters.near_ties,
+            own_drafted=self.generation.counters.drafted if self._drafts_here else 0,
+            own_accepted=self.generation.counters.accepted if self._drafts_here else 0,
             relaxed=self._verifier.ledger.relaxed,
             spent=self._verifier.ledger.spent,
             max_jsd=self._verifier.ledger.max_jsd,

@@ -165,6 +165,7 @@ class EdgeSession:
         self._rows: list[tuple[float, Distribution]] = []
         self._progress = now
         self._logprobs: dict[int, TokenLogprob] = {}
+        self._awaited: tuple[int, ResidualStep] | None = None
         self._refused = False
         self._dialogue = _Rejected(0, 0, 0, Load())
 
@@ -397,8 +398,9 @@ class EdgeSession:
         self._pilot.streamed(len(step.tokens), frame.load, now)
         return self._told(step, frame.load, drafted=0, accepted=0, strict=0)
 
-    def on_logprobs(self, frame: Logprobs) -> None:
-        """Keep log-probabilities until the tokens they belong to are committed."""
+    def on_logprobs(self, frame: Logprobs, now: float) -> Step | None:
+        """Keep log-probabilities until the tokens they belong to are committed; a correction
+        chosen here that waited for its own is committed now."""
         ahead = frame.start + len(frame.entries) - self.generation.sequence.base
         if ahead > MAX_BLOCK:
             raise RemoteError(Code.STATE, "log-probabilities far ahead", self.number)
@@ -406,6 +408,10 @@ class EdgeSession:
             entry = TokenLogprob(token=token, logprob=logprob, top=top)
             if frame.start + i >= self.generation.sequence.base:
                 self._logprobs[frame.start + i] = entry
+        awaited = self._awaited
+        if awaited is None or frame.start != self.generation.sequence.base:
+            return None
+        return self._commit_choice(*awaited, now)
 
     def on_done(self, frame: Done) -> None:
         """The cloud says the answer is complete: both sides must hold the same ids (I10)."""
@@ -413,7 +419,10 @@ class EdgeSession:
         digest = self._digest.of(sequence.committed)
         if self.generation.finish is None or digest != frame.digest:
             raise RemoteError(Code.DIGEST, "edge and cloud end with different ids", self.number)
-        self.generation.counters.near_ties = frame.near_ties
+        counters = self.generation.counters
+        counters.near_ties = frame.near_ties
+        counters.drafted += frame.own_drafted
+        counters.accepted += frame.own_accepted
 
     def _old(self, start: int, now: float) -> bool:
         base = self.generation.sequence.base
@@ -441,6 +450,7 @@ class EdgeSession:
             self._sketches.clear()
             self._sent = 0
         self._refused = False
+        self._awaited = None
         return step
 
     # ---------------------------------------------------------------- residual dialogue
@@ -490,17 +500,26 @@ class EdgeSession:
 
     def _chosen(
         self, token: int, how: ResidualStep, now: float
-    ) -> tuple[Step, tuple[Message, ...]]:
+    ) -> tuple[Step | None, tuple[Message, ...]]:
+        position = self.generation.sequence.base + self._dialogue.accepted
+        answer = Correct(session=self.number, position=position, token=token)
+        if self.generation.params.logprobs is not None:
+            # They are the target's, so the cloud tells them once it knows the token: until then
+            # nothing is shown, or tokens and log-probabilities would part.
+            self._awaited = (token, how)
+            return None, (answer,)
+        return self._commit_choice(token, how, now), (answer,)
+
+    def _commit_choice(self, token: int, how: ResidualStep, now: float) -> Step:
+        """The token drawn from the residual takes its place."""
         start, drafted, accepted, load = self._dialogue
         sequence = self.generation.sequence
-        position = sequence.base + accepted
         tokens = (*sequence.tail[:accepted], token)
         step = self._commit(tokens, (*[Origin.DRAFT] * accepted, Origin.CORRECTION))
         self.generation.count(
             drafted=drafted, accepted=accepted, kept=len(step.tokens), residual=how.value
         )
-        step = self._judged(start, drafted, accepted, step, load, now)
-        return step, (Correct(session=self.number, position=position, token=token),)
+        return self._judged(start, drafted, accepted, step, load, now)
 
     # ---------------------------------------------------------------- time and failure
 
@@ -516,7 +535,11 @@ class EdgeSession:
         """Send what is unanswered again, exactly as it was."""
         self._sent = 0
         self._asked = None
-        return self.unsent(now)
+        frames = self.unsent(now)
+        if self._awaited is None:
+            return frames
+        position = self.generation.sequence.base + self._dialogue.accepted
+        return (*frames, Correct(session=self.number, position=position, token=self._awaited[0]))
 
     @property
     def prefix_digest(self) -> bytes:
