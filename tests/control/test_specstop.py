@@ -19,6 +19,7 @@ from outrider.control.specstop import (
     critical_round_trip,
     expected_tokens,
     geometric,
+    hoped_tokens,
     linear_costs,
     link_seconds,
     outlook,
@@ -268,7 +269,7 @@ def estimates(**changes: object) -> Estimates:
         draft=0.010,
         verify=RowCosts([(1, 0.050), (11, 0.060)]),
         curve=constant(0.8),
-        rounds=10,
+        rounds=100,
     )
     return replace(known, **changes)  # type: ignore[arg-type]
 
@@ -302,6 +303,27 @@ def test_outlook_is_the_scan():
     # N = 100 + 200 + 11 k, so many plain steps of 50 ms beside its tokens
     k = late.length
     assert late.excess[k] == pytest.approx((0.300 + 0.011 * k) / 0.050 - tokens[k])
+
+
+def test_hope_in_literal_numbers():
+    assert hoped_tokens([1.0, 1.5, 1.75], 0.2) == pytest.approx([1.0, 1.7, 1.7 + 0.7 * 0.7])
+    assert hoped_tokens([1.0, 1.9, 2.71], 0.5) == pytest.approx([1.0, 2.0, 3.0])
+    assert hoped_tokens([1.0, 1.0, 1.0], 0.5) == pytest.approx([1.0, 1.5, 1.75])
+
+
+def test_few_verdicts_are_no_reason_to_stop_while_hope_pays():
+    """Acceptance .6, R 50 ms: 64 ms a token at best against 50. With .75 / sqrt(3) = .43 more it
+    would be 1, with .75 / 4 = .19 more .79."""
+    view = outlook(estimates(curve=constant(0.6)), 16)
+    assert not view.worth
+    assert [view.worth_going_on(n) for n in (2, 15, 16, 100)] == [True, True, False, False]
+    far = outlook(estimates(curve=constant(0.6), **FAR), 16)
+    assert [far.worth_going_on(n) for n in (2, 15, 16)] == [True, False, False]
+    assert outlook(estimates(), 16).worth_going_on(0)
+
+
+def test_a_correction_leaves_some_cost():
+    assert outlook(estimates(), 4, extra=-9.0).token_seconds[1] == pytest.approx(0.0111 / 1.8)
 
 
 def test_turning_points():

@@ -37,7 +37,7 @@ from outrider.control.base import (
 )
 from outrider.control.corrections import MAX_STATES, Corrections
 from outrider.control.gate import GATE_OPTIONS, Gate
-from outrider.control.specstop import TOKEN_BYTES, Outlook, outlook
+from outrider.control.specstop import BELIEF, TOKEN_BYTES, Outlook, outlook
 from outrider.core.draft import StopRule
 
 MARGIN: Final = 0.01
@@ -53,9 +53,6 @@ DEAR: Final = 0.02
 KNOWN: Final = 3.0
 """Rounds of a length, fading by SEEN_FORGET a round, that make it known (our defaults)."""
 SEEN_FORGET: Final = 0.998
-BELIEF: Final = 0.75
-"""An index judged n times may stand by BELIEF / sqrt(n + 1) oftener than it did: one and a half
-standard deviations at a rate of a half (our default)."""
 PLAIN_TRIES: Final = 3
 """Plain rounds that are tried for the cost of one row (our default)."""
 FIRST_ROUNDS: Final = 6
@@ -88,7 +85,7 @@ class Auto:
         self._gate = Gate.from_facts(facts, dwell=self._dwell)
         self._corrections = Corrections()
         self._held: dict[int, _Held] = {}
-        self._untried = 0.0
+        self._untried = 0
         self._tries = 0
         self._seen = [0.0] * (self._most + 1)
         self._judged = [0.0] * self._most
@@ -203,13 +200,13 @@ class Auto:
 
     def _due(self) -> bool:
         """Whether this round tries something."""
-        return self._untried + self._epsilon >= 1.0
+        return bool(self._epsilon) and self._untried + 1 >= 1.0 / self._epsilon
 
     def _count_try(self, *, plain: bool) -> None:
         if not self._due():
-            self._untried += self._epsilon
+            self._untried += 1
             return
-        self._untried = 0.0
+        self._untried = 0
         if plain:
             self._plain_tries += 1
         else:

@@ -59,9 +59,9 @@ CREDIT_START: Final = 0.5
 """r before anything was judged (our default)."""
 VERDICTS_KEPT: Final = 64
 """Rounds that the prefix curve can start again from."""
-VERDICTS_LEAST: Final = 8
+VERDICTS_LEAST: Final = 16
 """Rounds before a change of acceptance can be told from learning it (our default)."""
-ACCEPTANCE_SLACK: Final = 0.3
+ACCEPTANCE_SLACK: Final = 0.5
 ACCEPTANCE_LIMIT: Final = 10.0
 """Of its change test, in standard deviations of a round's accepted drafts (our defaults)."""
 LEAST_VARIANCE: Final = 0.05

@@ -9,12 +9,13 @@ from outrider.control.base import ControllerFacts
 STRIKES: Final = 2
 """Decisions in a row that must disagree with the present state (two strikes as in AWC,
 arXiv 2511.21669; PAPERS.md 6)."""
-PROBE: Final = 1.0 / 16.0
+PROBE: Final = 1.0 / 8.0
 """Most rounds that are probes while speculation is off (our default)."""
-BURDEN: Final = 0.005
+BURDEN: Final = 0.01
 """Most time that probes may cost beside the cloud alone (our default): I8 allows 3 % in all."""
-GRACE: Final = 8
-"""Verdicts before acceptance may be a reason to stop (our default); costs may be at once."""
+GRACE: Final = 16
+"""Verdicts before acceptance as it was seen is a reason to stop (our default). With fewer it is
+one only if hope does not pay either: a cloud that streams alone learns nothing of drafts."""
 LEAST_BURDEN: Final = 1e-4
 GATE_OPTIONS: Final = ("strikes", "probe", "burden", "always")
 

@@ -27,6 +27,7 @@ is its own long run, and the length that is best in it (`specstop` with delay le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
@@ -43,7 +44,9 @@ from outrider.control.base import (
 from outrider.control.corrections import Corrections
 from outrider.control.gate import GATE_OPTIONS, GRACE, Gate
 from outrider.control.specstop import (
+    BELIEF,
     expected_tokens,
+    hoped_tokens,
     link_seconds,
     outlook,
     round_costs,
@@ -259,8 +262,10 @@ class Markov:
         tokens = expected_tokens(known.curve.survival(length))
         spent = costs[length] + self._corrections.extra(state)
         excess = max(0.0, spent / max(costs[0], 1e-9) - tokens[length])
-        # With every draft standing while acceptance is a guess; cf. `Outlook.worth_going_on`.
-        hoped = tokens[length] if known.rounds >= GRACE else length + 1
+        hoped = tokens[length]
+        if known.rounds < GRACE:
+            # As in `Outlook.worth_going_on`: acceptance is a guess.
+            hoped = hoped_tokens(tokens, BELIEF / math.sqrt(known.rounds + 1.0))[length]
         return length, spent < hoped * costs[0], excess
 
     def _solve(self, known: Estimates, states: int) -> None:

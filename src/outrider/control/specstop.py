@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
 from outrider.control.base import (
@@ -42,6 +42,9 @@ TOKEN_BYTES: Final = 3.0
 """A draft takes upwards under the coupled rule: one id. The ratio rule adds q(x)."""
 EQUAL: Final = 1e-9
 """Relative difference below which two costs are the same, and the shorter length is taken."""
+BELIEF: Final = 0.75
+"""What was judged n times may stand by BELIEF / sqrt(n + 1) oftener than it did: one and a half
+standard deviations at a rate of a half (our default)."""
 LEAST_SHARE: Final = 0.1
 """Of a modelled cost that a correction leaves."""
 
@@ -254,12 +257,25 @@ class Outlook:
         return self.token_seconds[self.length] < self.token_seconds[0]
 
     def worth_going_on(self, rounds: int) -> bool:
-        """The same while acceptance rests on `rounds` verdicts: with fewer than GRACE it is worth
-        it if it were with every draft standing."""
-        if rounds >= GRACE or self.worth or not self.round_seconds:
-            return self.worth or rounds < GRACE
+        """The same while acceptance rests on `rounds` verdicts only: with fewer than GRACE it is
+        worth it if drafts stood as well as may be believed after so few."""
+        if self.worth or rounds >= GRACE:
+            return self.worth
+        hoped = hoped_tokens(self.tokens, BELIEF / math.sqrt(rounds + 1.0))
         plain = self.token_seconds[0]
-        return any(n < (k + 1) * plain for k, n in enumerate(self.round_seconds) if k)
+        facts = zip(self.token_seconds[1:], self.tokens[1:], hoped[1:], strict=True)
+        return any(s * b < plain * h for s, b, h in facts)
+
+
+def hoped_tokens(tokens: Sequence[float], bonus: float) -> list[float]:
+    """B with every conditional acceptance higher by `bonus`, at most 1."""
+    hoped, alive, before = [1.0], 1.0, 1.0
+    for low, high in pairwise(tokens):
+        stands = high - low
+        alive *= min(1.0, (stands / before if before > 0.0 else 0.0) + bonus)
+        before = stands
+        hoped.append(hoped[-1] + alive)
+    return hoped
 
 
 def outlook(
