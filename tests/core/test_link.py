@@ -23,6 +23,7 @@ from outrider.core.link import (
 )
 
 HALF = 0.5
+NAN, INF = float("nan"), float("inf")
 
 
 def certain() -> float:
@@ -52,6 +53,7 @@ def test_units():
         ("rtt=infs", "rtt=infs"),
         ("rtt=1e9s", "rtt"),
         ("rtt=61s", "at most 60"),
+        (f"up={'9' * 400}mbit", "too large"),
         ("up=0mbit", "above 0"),
         ("up=1mb", "kbit, mbit"),
         ("loss=51%", "loss"),
@@ -191,22 +193,81 @@ def test_rate_trace_is_exact():
 
 
 @pytest.mark.parametrize(
-    "steps", [[], [(1.0, 1.0)], [(0.0, -1.0)], [(0.0, 0.0)], [(0.0, 1.0), (0.0, 2.0)]]
+    "steps",
+    [
+        [],
+        [(1.0, 1.0)],
+        [(0.0, -1.0)],
+        [(0.0, 0.0)],
+        [(0.0, 1.0), (0.0, 2.0)],
+        [(0.0, NAN)],
+        [(0.0, 1e6), (1.0, NAN)],
+        [(0.0, INF)],
+        [(0.0, 1e6), (INF, 1e6)],
+        [(0.0, 1e6), (NAN, 1e6)],
+        [(0.0, 1e6), (1e10, 1e6)],
+        [(0.0, 0.0), (1e-300, 1e3)],
+        [(0.0, 1e-9)],
+        [(0.0, 1e300)],
+    ],
 )
 def test_bad_rate_traces(steps: list[tuple[float, float]]):
     with pytest.raises(LinkError):
         Steps(steps)
 
 
-@pytest.mark.parametrize("times", [[], [0.0], [2.0, 1.0]])
+def test_a_slow_rate_trace_is_not_walked_step_by_step():
+    """2 bit/s in steps of a microsecond: a frame takes billions of steps, and no time to say so."""
+    server = Steps([(0.0, 4.0), (1e-6, 0.0)])
+    assert server.finish(1000, 0.0) == pytest.approx(4000.0)
+    assert server.finish(1000, 4000.0) == pytest.approx(8000.0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 9)), min_size=1, max_size=6),
+    st.integers(1, 3000),
+    st.floats(0.0, 50.0),
+)
+def test_rate_trace_gives_the_bits_that_it_has(
+    steps: list[tuple[int, int]], size: int, start: float
+):
+    """However many rounds it takes, the integral of the rate over the wait is the frame."""
+    times = [0.0, *itertools.accumulate(t / 10 for t, _ in steps)]
+    rates = [100.0 * r for _, r in steps] + [500.0]
+    end = Steps(list(zip(times, rates, strict=True))).finish(size, start)
+    bounds = [*times, times[-1] + times[-1] / len(steps)]
+    period = bounds[-1]
+
+    def carried(until: float) -> float:
+        rounds, inside = divmod(until, period)
+        spans = [(max(0.0, min(inside, b) - a), b - a) for a, b in itertools.pairwise(bounds)]
+        part = sum(r * s for r, (s, _) in zip(rates, spans, strict=True))
+        return rounds * sum(r * s for r, (_, s) in zip(rates, spans, strict=True)) + part
+
+    assert carried(end) - carried(start) == pytest.approx(8.0 * size, rel=1e-6)
+
+
+@pytest.mark.parametrize("times", [[], [0.0], [2.0, 1.0], [-5.0, 3.0], [NAN, 1.0], [1.0, INF]])
 def test_bad_packet_traces(times: list[float]):
     with pytest.raises(LinkError):
         Opportunities(times)
 
 
-def test_bad_rate():
+def test_a_packet_trace_begins_again_some_day():
+    with pytest.raises(LinkError, match="period"):
+        Opportunities([1.0], period_s=INF)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, NAN, INF])
+def test_bad_rate(rate: float):
     with pytest.raises(LinkError):
-        Rate(0.0)
+        Rate(rate)
+
+
+def test_round_trip_is_the_best_case():
+    link = parse_link("rtt=100ms,up=8kbit,jitter=1s,loss=50%")
+    assert link.round_trip(100 - FRAME_OVERHEAD) == pytest.approx(0.1 + 0.1)
+    assert parse_link("rtt=2s").round_trip(400) == pytest.approx(2.0)
 
 
 def test_links_are_reproducible():

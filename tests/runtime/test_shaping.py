@@ -8,8 +8,10 @@ from pathlib import Path as FilePath
 
 import pytest
 
+from live import drafter, edge
 from outrider.core.link import LinkError, parse_link
-from outrider.runtime.shaping import ShapedPath, load_trace, sleep_until
+from outrider.proto.connection import Connection, Role
+from outrider.runtime.shaping import HELLO_BYTES, ShapedPath, load_trace, sleep_until, usable
 
 
 def test_frames_arrive_in_order_and_never_early():
@@ -70,6 +72,16 @@ def test_trace_files(tmp_path: FilePath):
         ("a.up", "10\nx\n", "neither"),
         ("a.up", "20\n10\n", "ascending"),
         ("a.up", "", "ascending"),
+        ("a.up", "1\n" + "9" * 400 + "\n", "neither"),
+        ("a.up", "1\n" + "9" * 300 + "\n", "times"),
+        ("a.up", "-5\n3\n", "times"),
+        ("a.csv", "time_s,mbit\n0,nan\n1,5\n", "nan"),
+        ("a.csv", "time_s,mbit\n0,inf\n1,5\n", "inf"),
+        ("a.csv", "time_s,mbit\n0,-1\n1,5\n", "negative"),
+        ("a.csv", "time_s,mbit\n0,1\ninf,5\n", "times"),
+        ("a.csv", "time_s,mbit\nnan,1\n1,5\n", "time 0"),
+        ("a.csv", "time_s,mbit\n0,1\nnan,5\n", "times"),
+        ("a.csv", "time_s,mbit\n0,0\n1e-300,0.001\n", "apart"),
     ],
 )
 def test_bad_trace_files(tmp_path: FilePath, name: str, text: str, says: str):
@@ -77,6 +89,45 @@ def test_bad_trace_files(tmp_path: FilePath, name: str, text: str, says: str):
     file.write_text(text, encoding="ascii")
     with pytest.raises(LinkError, match=says):
         load_trace(str(file))
+
+
+@pytest.mark.parametrize(
+    ("spec", "lives"),
+    [
+        ("rtt=12s", False),
+        ("rtt=10s", False),
+        ("rtt=9.9s", True),
+        ("up=10bit", False),
+        ("down=10bit", False),
+        ("up=1kbit,down=1kbit", True),
+        ("rtt=9s,up=1kbit", False),
+        ("rtt=1s,jitter=10s,loss=50%", True),
+    ],
+)
+def test_a_link_over_which_no_peer_can_be_greeted(spec: str, lives: bool):
+    if lives:
+        usable(parse_link(spec))
+        return
+    with pytest.raises(LinkError, match="no connection can live") as refused:
+        usable(parse_link(spec))
+    assert spec in str(refused.value)
+
+
+def test_a_trace_with_an_outage_at_its_start_lets_nobody_in(tmp_path: FilePath):
+    """Every connection begins the trace anew."""
+    file = tmp_path / "out.csv"
+    file.write_text("time_s,mbit\n0,0\n11,1\n", encoding="ascii")
+    with pytest.raises(LinkError, match="no connection can live"):
+        usable(parse_link(f"up-trace={file}", load=load_trace))
+    usable(parse_link(f"up-trace={file}", load=load_trace), heartbeat=6.0)
+
+
+def test_a_hello_is_about_as_long_as_assumed():
+    runtime = edge(1, drafter())
+    connection = Connection(Role.EDGE, runtime._hello(), now=0.0)
+    (frame,) = connection.take()
+    assert 0.5 * HELLO_BYTES < len(frame) < 1.5 * HELLO_BYTES
+    asyncio.run(runtime.close())
 
 
 def test_missing_trace_file(tmp_path: FilePath):

@@ -17,7 +17,8 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final, Protocol
 
 FRAME_OVERHEAD: Final = 58
@@ -32,6 +33,12 @@ MAX_RETRANSMISSIONS: Final = 15
 """Linux's tcp_retries2: what is lost more often ends a connection; here it arrives at last."""
 PACKET_BYTES: Final = 1500
 """Size of one delivery opportunity in a mahimahi trace."""
+MIN_STEP_S: Final = 1e-6
+"""Shortest step of a rate trace: below, adding it to a time of hours changes nothing."""
+MAX_TRACE_S: Final = 1e9
+MIN_RATE: Final = 1.0
+MAX_RATE: Final = 1e15
+"""Bits a second that a trace may have in the mean: what a float can still add up exactly."""
 MAX_DELAY_S: Final = 60.0
 MAX_JITTER_S: Final = 10.0
 MAX_LOSS: Final = 0.5
@@ -42,6 +49,11 @@ Uniform = Callable[[], float]
 
 class LinkError(ValueError):
     """A link description that means nothing; the message shows what is understood."""
+
+
+def _sane_times(name: str, times: Sequence[float]) -> None:
+    if not all(0 <= t <= MAX_TRACE_S for t in times):  # nan fails both
+        raise LinkError(f"the times of {name} are numbers in [0, {MAX_TRACE_S:g}] s")
 
 
 class Server(Protocol):
@@ -63,7 +75,7 @@ class Rate:
     """A constant rate in bits a second."""
 
     def __init__(self, bits_per_second: float) -> None:
-        if not bits_per_second > 0:
+        if not 0 < bits_per_second < math.inf:
             raise LinkError(f"a rate must be above 0, got {bits_per_second}")
         self._rate = bits_per_second
 
@@ -80,11 +92,12 @@ class Opportunities:
 
     def __init__(self, times_s: Sequence[float], *, period_s: float | None = None) -> None:
         """`period_s`: when the trace begins again; its last time when None, as in mahimahi."""
+        _sane_times("a packet trace", times_s)
         if not times_s or times_s[-1] <= 0 or list(times_s) != sorted(times_s):
             raise LinkError("a packet trace needs ascending times, the last above 0")
         self._times = list(times_s)
         self._period = self._times[-1] if period_s is None else period_s
-        if self._period < self._times[-1]:
+        if not self._times[-1] <= self._period < math.inf:
             raise LinkError(
                 f"the packet trace ends at {self._times[-1]:g} s, behind its period of "
                 f"{self._period:g} s"
@@ -120,20 +133,30 @@ class Steps:
     def __init__(self, steps: Sequence[tuple[float, float]]) -> None:
         """`steps`: start of each, ascending from 0, and its rate; the last one lasts as long as
         the mean of the others (or one second when it is alone)."""
-        if not steps or steps[0][0] != 0 or any(r < 0 for _, r in steps):
-            raise LinkError("a rate trace starts at time 0 and has no negative rates")
+        if not steps or steps[0][0] != 0 or not all(0 <= r < math.inf for _, r in steps):
+            raise LinkError("a rate trace starts at time 0 and has no negative rates, inf or nan")
+        _sane_times("a rate trace", [t for t, _ in steps])
         times = [t for t, _ in steps]
         if times != sorted(set(times)):
             raise LinkError("the times of a rate trace must ascend")
-        if not any(r > 0 for _, r in steps):
-            raise LinkError("a rate trace needs a rate above 0")
         last = times[-1] / (len(times) - 1) if len(times) > 1 else 1.0
         self._times = [*times, times[-1] + last]
         self._rates = [r for _, r in steps]
+        spans = [end - begin for begin, end in pairwise(self._times)]
+        if min(spans) < MIN_STEP_S:
+            raise LinkError(f"the times of a rate trace are at least {MIN_STEP_S:g} s apart")
+        self._bits = sum(r * s for r, s in zip(self._rates, spans, strict=True))
+        """Bits that one round of the trace carries."""
+        if not MIN_RATE <= self._bits / self._times[-1] <= MAX_RATE:
+            raise LinkError(
+                f"the mean of a rate trace is in [{MIN_RATE:g}, {MAX_RATE:g}] bits a second"
+            )
 
     def finish(self, size: int, start: float) -> float:
         period = self._times[-1]
-        bits, now = 8.0 * size, start
+        # Whole rounds at once: a slow trace of short steps has millions of them in one frame.
+        whole = max(0.0, math.floor(8.0 * size / self._bits) - 1.0)
+        bits, now = 8.0 * size - whole * self._bits, start + whole * period
         while True:
             rounds = math.floor(now / period)
             inside = now - rounds * period
@@ -210,6 +233,12 @@ class Link:
     def down(self) -> Path:
         return self._path(self.down_server, self.down_bps)
 
+    def round_trip(self, size: int) -> float:
+        """Seconds that a frame of `size` bytes up and one down take together at best: on idle
+        paths, without jitter and loss."""
+        calm = replace(self, jitter_s=0.0, loss=0.0)
+        return sum(path.arrival(size, 0.0, lambda: 0.0) for path in (calm.up(), calm.down()))
+
     def _path(self, make: Callable[[], Server] | None, bps: float) -> Path:
         server: Server = Unlimited() if math.isinf(bps) else Rate(bps)
         return Path(
@@ -234,7 +263,10 @@ def _quantity(name: str, text: str, units: dict[str, float]) -> float:
             f"{name}={text}: give a number and one of {', '.join(u for u in units if u)}, as in "
             f"{EXAMPLE}"
         )
-    return float(found[1]) * units[found[2]]
+    value = float(found[1]) * units[found[2]]
+    if not math.isfinite(value):
+        raise LinkError(f"{name} is too large a number")
+    return value
 
 
 def seconds(name: str, text: str) -> float:
