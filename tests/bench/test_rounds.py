@@ -293,6 +293,7 @@ def test_growth_tells_the_form(form, value: float):
 
 def test_growth_of_no_regret_at_all():
     assert growth([0.0] * 8) == 0.0
+    assert growth([1e-15 * n for n in range(8)]) == 0.0
 
 
 def test_loss_counts_only_the_rounds_asked_for():

@@ -32,6 +32,8 @@ from outrider.control.oracle import best_lengths
 F64Array = npt.NDArray[np.float64]
 I64Array = npt.NDArray[np.int64]
 
+ROUNDING: Final = 1e-9
+"""Seconds of regret that sums of floats may leave."""
 FLOOR: Final = 0.2
 """Least a noisy round takes relative to its mean: times stay positive."""
 
@@ -192,8 +194,8 @@ def growth(total: Sequence[float] | F64Array) -> float:
     """How cumulative regret grows at its end: the last doubling's share over the one before.
 
     (R(n) - R(n/2)) / (R(n/2) - R(n/4)): 1 where R grows as ln n, 2 where it grows as n, 1.41 as
-    sqrt(n).
+    sqrt(n); 0 where the one before is nothing but rounding.
     """
     n = len(total)
     whole, half, quarter = total[n - 1], total[n // 2 - 1], total[n // 4 - 1]
-    return float((whole - half) / (half - quarter)) if half != quarter else 0.0
+    return float((whole - half) / (half - quarter)) if abs(half - quarter) > ROUNDING else 0.0
