@@ -146,6 +146,8 @@ class ControllerFacts:
     """Known levels of the round trip, seconds, ascending; for delay states. Empty: learnt."""
     options: dict[str, float] = field(default_factory=dict)
     """Options of the policy by name; an unknown name is an error that lists the known ones."""
+    draft: str = ""
+    """Name of the draft model in use."""
     calibration: str | None = None
     """A calibration folder (`outrider calibrate`), where the policy needs one."""
 

@@ -15,7 +15,7 @@ import secrets
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -23,7 +23,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 from websockets.uri import parse_uri
 
-from outrider.control.base import Controller, ControllerFacts
+from outrider.control.base import CalibrationError, Controller, ControllerFacts
+from outrider.control.calibration import Calibration, ModelFacts
 from outrider.control.estimators import Estimators
 from outrider.control.registry import make as make_controller
 from outrider.core.draft import NO_DRAFT, Draft
@@ -399,7 +400,8 @@ class EdgeRuntime:
         learning from answer to answer. Raises ParameterError for an unknown one."""
         if request.controller == "fixed":
             return None
-        facts = request.facts()
+        name = self.drafter.name if self.drafter else ""
+        facts = replace(request.facts(), draft=name.rpartition("+")[2])
         key = (
             request.controller,
             request.schedule,
@@ -413,13 +415,43 @@ class EdgeRuntime:
         if controller is None:
             if len(kept) >= MAX_CONTROLLERS:
                 kept.pop(next(iter(kept)))
-            controller = kept[key] = make_controller(request.controller, facts)
+            try:
+                controller = make_controller(request.controller, facts)
+            except CalibrationError as error:
+                raise ParameterError("calibration", str(error)) from None
+            kept[key] = controller
+        self._check_calibration(controller)
         return ControlledPilot(
             controller,
             self.learnt.estimators,
             streaming=request.schedule in STREAMING,
             now=time.monotonic(),
         )
+
+    def _check_calibration(self, controller: Controller) -> None:
+        """What was measured on another pair of models says nothing about this one."""
+        calibration = getattr(controller, "calibration", None)
+        if not isinstance(calibration, Calibration):
+            return
+        model = getattr(self.drafter, "model", None)
+        draft = None
+        if model is not None:
+            info = model.info
+            draft = ModelFacts(
+                name=info.name,
+                vocabulary=info.fingerprint,
+                dtype=info.dtype,
+                parameters=info.parameters,
+            )
+        target = None
+        if self.peer is not None:  # the first answer begins before the cloud has said its name
+            target = ModelFacts(
+                name=self.peer.model, vocabulary=self.peer.fingerprint, dtype="", parameters=0
+            )
+        try:
+            calibration.require(target=target, draft=draft)
+        except CalibrationError as error:
+            raise ParameterError("calibration", str(error)) from None
 
     async def _open_draft(self, request: EdgeRequest) -> DraftSession | None:
         """A draft session, or None where there is no draft engine or it has no room."""
