@@ -20,7 +20,7 @@ from outrider.commands import remote
 from outrider.core.tokens import SamplingParams
 from outrider.engines.load import load_target, load_vocabulary
 from outrider.proto.messages import Code
-from outrider.runtime.cloud import read_tokens
+from outrider.runtime.access import read_tokens
 from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRequest, EdgeRuntime
 from outrider.runtime.local import GenerationRequest, LocalGenerator
 from outrider.runtime.process import CloudProcess, CloudProcessError, pin

@@ -58,16 +58,8 @@ from outrider.proto.messages import (
     Pong,
 )
 from outrider.runtime import cloud as cloud_module
-from outrider.runtime.cloud import (
-    HEALTH_PATH,
-    PATH,
-    CloudConfig,
-    CloudServer,
-    ConfigurationError,
-    hash_token,
-    is_loopback,
-    read_tokens,
-)
+from outrider.runtime.access import ConfigurationError, hash_token, is_loopback, read_tokens
+from outrider.runtime.cloud import HEALTH_PATH, PATH, CloudConfig, CloudServer
 from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRuntime
 from outrider.session.schedules import Schedule
 from outrider.session.wire import to_wire

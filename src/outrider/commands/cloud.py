@@ -118,7 +118,8 @@ def cloud(
     from outrider.engines.desk import SlotDesk
     from outrider.engines.load import load_drafter, load_target
     from outrider.engines.measure import row_costs
-    from outrider.runtime.cloud import CloudConfig, ConfigurationError, read_tokens
+    from outrider.runtime.access import ConfigurationError, read_tokens
+    from outrider.runtime.cloud import CloudConfig
 
     host, port = _address(listen)
     try:

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import hmac
 import http
-import ipaddress
 import logging
 import ssl
 import time
@@ -36,6 +34,7 @@ from outrider.proto.codec import MAX_FRAME_BYTES
 from outrider.proto.connection import HEARTBEAT, Connection, Role, SilentPeerError
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits
+from outrider.runtime.access import ConfigurationError, hash_token, is_loopback
 from outrider.runtime.discreet import discreet
 from outrider.runtime.worker import EngineThread, Timed
 from outrider.session.service import CloudService, Done, Outgoing, ServiceConfig, Work
@@ -66,10 +65,6 @@ CLOSE_CODES: Final = {
 at a capture: the ERROR frame before it says more."""
 
 
-class ConfigurationError(ValueError):
-    """The server would be unsafe or cannot start; the message says what to change."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudConfig:
     """How to listen and whom to let in."""
@@ -97,41 +92,6 @@ class CloudConfig:
                 f"listening on {self.host} needs --token-file and --tls-cert/--tls-key; "
                 "use 127.0.0.1, or --insecure on a network you trust"
             )
-
-
-def is_loopback(host: str) -> bool:
-    """True for localhost and loopback addresses."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def read_tokens(path: Path) -> dict[str, str]:
-    """A token file to hashes: one `name:token` (or a bare token) a line, # for comments."""
-    tokens: dict[str, str] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{path} is not a text file") from None
-    for number, raw in enumerate(lines, start=1):
-        line = raw.strip()
-        if not line or line.startswith("#"):
-            continue
-        name, _, token = line.rpartition(":")
-        if not token.strip():
-            raise ConfigurationError(f"{path} line {number}: no token behind the name")
-        tokens[hash_token(token.strip())] = name or f"tenant-{number}"
-    if not tokens:
-        raise ConfigurationError(f"{path} holds no token")
-    return tokens
-
-
-def hash_token(token: str) -> str:
-    # A header may hold bytes that are no text; they are nobody's token, not an error.
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class CloudServer:
@@ -355,6 +315,8 @@ class CloudServer:
             rules=tuple(sorted(r.value for r in limits.rules)),
             deterministic=info.deterministic,
             model=info.name,
+            pace_ms=self.config.pace * 1e3,
+            drafts=self.desk.drafts,
         )
 
     def _dispatch(self, outgoing: Sequence[Outgoing]) -> None:

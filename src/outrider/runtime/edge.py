@@ -18,9 +18,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
+from urllib.parse import urlsplit, urlunsplit
 
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
+from websockets.exceptions import (
+    InvalidMessage,
+    InvalidStatus,
+    InvalidURI,
+    WebSocketException,
+)
 from websockets.uri import parse_uri
 
 from outrider.control.base import CalibrationError, Controller, ControllerFacts
@@ -37,8 +43,10 @@ from outrider.proto.codec import MAX_FRAME_BYTES
 from outrider.proto.connection import HEARTBEAT
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits
+from outrider.runtime.access import is_loopback, sendable
 from outrider.runtime.discreet import discreet, without_secrets
 from outrider.runtime.local import MAX_DRAFT_LENGTH, GenerationResult, Timing
+from outrider.runtime.shaping import usable
 from outrider.runtime.socket import FrameSocket
 from outrider.runtime.worker import EngineThread, Timed
 from outrider.session.client import (
@@ -105,15 +113,37 @@ class EdgeConfig:
     heartbeat: float = HEARTBEAT
     """Seconds of silence before a PING; after two such pauses a link is dead."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    insecure: bool = False
+    """Send a login unencrypted to other hosts than this one."""
 
     def __post_init__(self) -> None:
+        """Raises ParameterError, LinkError."""
         try:
-            parse_uri(self.url)
+            uri = parse_uri(self.url)
+            uri.host.encode("idna")  # labels that are empty or too long
+            if urlsplit(self.url).port == 0:
+                raise ValueError("port 0")
         except (InvalidURI, ValueError):
             seen = without_secrets(self.url)
             raise ParameterError(
                 "cloud", f"must be ws://HOST:PORT or wss://HOST:PORT, got {seen!r}"
             ) from None
+        # Said without the value: it is a secret.
+        if self.token and not sendable(self.token):
+            raise ParameterError("token", "must be visible ASCII characters without blanks")
+        if any(not (text.isascii() and text.isprintable()) for text in self.headers.values()):
+            raise ParameterError("headers", "must be printable ASCII")
+        if self.ca_file is not None and not uri.secure:
+            raise ParameterError("ca_file", "is for wss:// only, and the cloud's address is ws://")
+        login = self.token or uri.username or any(map(_is_login, self.headers))
+        if login and not (uri.secure or self.insecure or is_loopback(uri.host)):
+            raise ParameterError(
+                "cloud",
+                f"is ws://, which would send the login unencrypted to {uri.host}: use wss://, or "
+                "--insecure on a network you trust",
+            )
+        if self.link is not None:
+            usable(self.link, self.heartbeat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -618,12 +648,12 @@ class EdgeRuntime:
             self._refused(error.response.status_code)
             return
         except ssl.SSLCertVerificationError as error:
-            why = f"the certificate of {self._shown} is not trusted: {error.verify_message}"
-            self._client.refused(Code.UNREACHABLE, why)
+            self._client.refused(Code.UNREACHABLE, _distrust(self.config, error))
             self._pump()
+            self.last_break = ""  # the refusal has said why
             return
         except (OSError, TimeoutError, WebSocketException, UnicodeError) as error:
-            reason = f"cannot reach {self._shown}: {_reason(error)}"
+            reason = f"cannot reach {self._shown}: {_reason(error)}{_other_scheme(url, error)}"
             self._client.disconnected(time.monotonic(), reason)
             self._pump()
             return
@@ -636,9 +666,12 @@ class EdgeRuntime:
 
     def _refused(self, status: int) -> None:
         if status in (401, 403):
-            self._client.refused(
-                Code.UNAUTHORIZED, "the verifier refuses this token: check --token-file"
+            why = (
+                "the verifier refuses this token: check --token-file or OUTRIDER_TOKEN"
+                if self.config.token
+                else "the verifier wants a token: give --token-file or set OUTRIDER_TOKEN"
             )
+            self._client.refused(Code.UNAUTHORIZED, why)
         elif status == 404:
             self._client.refused(Code.VERSION, "no Outrider verifier at this address and path")
         else:
@@ -667,9 +700,8 @@ class EdgeRuntime:
         self._sockets.discard(socket)
 
     def _url(self) -> str:
-        url = self.config.url.rstrip("/")
-        _, _, rest = url.partition("://")
-        return url if "/" in rest else f"{url}/v1/outrider"
+        parts = urlsplit(self.config.url)
+        return urlunsplit(parts._replace(path=parts.path.rstrip("/") or "/v1/outrider"))
 
     @property
     def _shown(self) -> str:
@@ -781,12 +813,31 @@ class EdgeStream:
 
 
 def _tls(config: EdgeConfig) -> ssl.SSLContext | None:
-    if not config.url.startswith("wss:"):
+    if not parse_uri(config.url).secure:
         return None
     try:
         return ssl.create_default_context(cafile=config.ca_file)
     except OSError as error:  # ssl.SSLError included, whose text names no file
         raise OSError(f"cannot use the certificates of {config.ca_file}: {error}") from None
+
+
+def _is_login(header: str) -> bool:
+    return header.lower() in ("authorization", "proxy-authorization", "cookie")
+
+
+def _distrust(config: EdgeConfig, error: ssl.SSLCertVerificationError) -> str:
+    by = f"by {config.ca_file} (--ca-file)" if config.ca_file else "(--ca-file FILE trusts another)"
+    shown = without_secrets(config.url)
+    return f"the certificate of {shown} is not trusted {by}: {error.verify_message}"
+
+
+def _other_scheme(url: str, error: BaseException) -> str:
+    """A hint where the peer seems to speak TLS and we do not, or the other way round."""
+    if isinstance(error, ssl.SSLError):
+        plain = error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
+        return "; perhaps it speaks no TLS: try ws://" if plain else ""
+    silent = isinstance(error, InvalidMessage) and not parse_uri(url).secure
+    return "; perhaps it wants TLS: try wss://" if silent else ""
 
 
 def _reason(error: BaseException) -> str:
