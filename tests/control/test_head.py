@@ -156,3 +156,14 @@ def test_where_a_head_may_lie(tmp_path: Path, monkeypatch):
 def test_heads_are_values():
     with pytest.raises(dataclasses.FrozenInstanceError):
         tiny().weight = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("draft", ["small", "large"])
+def test_the_heads_that_ship(draft):
+    made = load(draft)
+    assert (made.draft, made.width, made.blocks.shape) == (draft, 576, (3, 64, 64))
+    assert load(f"lookup+{draft}").about == made.about
+    assert len(made.to_bytes()) < 200_000
+    held_out = made.about["held_out"]
+    assert held_out["brier"] < held_out["base"]
+    assert held_out["auc"] > 0.5
