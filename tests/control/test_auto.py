@@ -14,7 +14,7 @@ from outrider.control.base import ControllerFacts, Decision, Estimates, Observat
 from outrider.control.costs import PrefixCurve, RowCosts
 from outrider.control.estimators import Estimators
 from outrider.control.registry import make
-from outrider.control.specstop import outlook
+from outrider.control.specstop import best_length, expected_tokens, outlook
 from outrider.core.tokens import ParameterError
 
 QUIET = {"epsilon": 0.0, "probe": 0.0}
@@ -413,3 +413,48 @@ def test_it_stops_where_nothing_pays():
     for seed in range(10):
         played = loop(controller(), **world, rounds=300, seed=seed)
         assert not any(played[30:])
+
+
+def between_ends(first: float, last: float, k: int) -> float:
+    return first + (last - first) * (k - 1) / 9
+
+
+@pytest.mark.parametrize(
+    ("draft", "verify", "survival", "levels", "by_rounds", "by_time"),
+    [
+        pytest.param(
+            (106.25, 737.0), (16.56, 30.6),
+            (0.462, 0.328, 0.256, 0.214, 0.188, 0.166, 0.144, 0.110, 0.088, 0.082),
+            (37, 111), 0.0140, 0.0068, id="qwen",
+        ),
+        pytest.param(
+            (90.40, 525.9), (17.18, 31.2),
+            (0.382, 0.288, 0.226, 0.196, 0.170, 0.140, 0.124, 0.116, 0.102, 0.082),
+            (27, 83), 0.0052, 0.0102, id="llama",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_length_per_state_costs_and_saves(
+    draft, verify, survival, levels, by_rounds, by_time
+):
+    """The module docstring's figures, from the printed costs and curves of both testbeds with a
+    bare round trip of 9.5 ms (PAPERS.md 3). Half of the rounds at each level: one length for both
+    is best, and each state's own costs more. Half of the time: the other way round."""
+    tokens = expected_tokens(survival)
+
+    def costs(delay: float) -> list[float]:
+        both = [between_ends(*draft, k) + between_ends(*verify, k) for k in range(11)]
+        return [n + 2 * delay + 9.5 for n in both]
+
+    near, far = (costs(d) for d in levels)
+    own = best_length(near, tokens), best_length(far, tokens)
+
+    def in_rounds(a: int, b: int) -> float:
+        return (near[a] + far[b]) / (tokens[a] + tokens[b])
+
+    def in_time(a: int, b: int) -> float:
+        return 2.0 / (tokens[a] / near[a] + tokens[b] / far[b])
+
+    common = min(range(1, 11), key=lambda k: in_rounds(k, k))
+    assert in_rounds(*own) / in_rounds(common, common) - 1.0 == pytest.approx(by_rounds, abs=5e-5)
+    assert in_time(common, common) / in_time(*own) - 1.0 == pytest.approx(by_time, abs=5e-5)

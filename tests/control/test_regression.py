@@ -108,3 +108,14 @@ def test_slopes_stay_in_range(facts: list[tuple[float, float, float]]):
     for slope in times.slopes():
         assert math.isfinite(slope)
         assert 0.0 <= slope <= MAX_BYTE_SECONDS
+
+
+def test_a_held_length_does_not_wear_off_what_was_told_apart():
+    times = DraftTimes(0.02)
+    for i in range(60):
+        count = (2, 6)[i % 2]
+        times.observe(count, 0.030 + 0.010 * count)
+    for _ in range(400):
+        times.observe(4, 0.070)
+    assert times.each == pytest.approx(0.010, rel=0.05)
+    assert times.start == pytest.approx(0.030, rel=0.06)

@@ -14,7 +14,8 @@ Rules:
    believed of indices judged so seldom. A shorter one is tried while it is new or nearly equal.
    While no plain step was ever measured, the first PLAIN_TRIES of them are plain rounds: else
    t_ar would be read off forwards of many rows, and the cloud alone look dear for ever.
-4. "Do not speculate" takes two strikes and lasts `dwell` rounds too; see `gate`.
+4. "Do not speculate" takes two strikes and lasts `dwell` rounds too; see `gate`. Before GRACE
+   verdicts it takes that hope would not pay either.
 
 A link's states last for a time, so each state takes the length that is best in it. Where states
 last for a number of rounds instead, one length for all would be (`markov`): on the published
