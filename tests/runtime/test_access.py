@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -11,7 +12,6 @@ import pickle
 import re
 import shutil
 import socket
-import ssl
 import subprocess
 import threading
 import time
@@ -42,7 +42,8 @@ from live import (
     toy,
     until,
 )
-from outrider.core.tokens import SamplingParams
+from outrider.core.link import LinkError, parse_link
+from outrider.core.tokens import ParameterError, SamplingParams
 from outrider.engines.tokenizer import ByteTokenizer
 from outrider.proto.codec import MAX_BLOCK, MAX_FRAME_BYTES, decode, encode
 from outrider.proto.messages import (
@@ -58,9 +59,11 @@ from outrider.proto.messages import (
     Pong,
 )
 from outrider.runtime import cloud as cloud_module
+from outrider.runtime import listening
 from outrider.runtime.access import ConfigurationError, hash_token, is_loopback, read_tokens
 from outrider.runtime.cloud import HEALTH_PATH, PATH, CloudConfig, CloudServer
 from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRuntime
+from outrider.runtime.listening import calm_accepts, tls_context
 from outrider.session.schedules import Schedule
 from outrider.session.wire import to_wire
 
@@ -68,6 +71,7 @@ SECRET = "sk-test-SECRET123"
 TOKENS = {hash_token(SECRET): "alice", hash_token("other"): "bob"}
 SHORT = SamplingParams(seed=3, max_tokens=12)
 LONG = replace(SHORT, max_tokens=3000, ignore_eos=True)
+UNSENDABLE = ("café-日", "\0\1abc", "abc\r\nX-Evil: 1", "two words", " x", "caf\udce9", "\x7f")
 
 
 async def http(port: int, path: str, *headers: str) -> tuple[int, str]:
@@ -199,9 +203,13 @@ def test_the_right_login_works_and_names_its_tenant():
             async with edge(verifier.port, drafter(), token=SECRET) as runtime:
                 stream = await runtime.stream(ask(SHORT))
                 same(await hear(stream), alone(SHORT))
-            for token in (None, "wrong", ""):
+            for token, words in (
+                (None, "wants a token: give"),
+                ("wrong", "refuses this token: check"),
+                ("", "wants a token: give"),
+            ):
                 async with edge(verifier.port, drafter(), token=token) as runtime:
-                    with pytest.raises(CloudError, match="token") as refused:
+                    with pytest.raises(CloudError, match=words) as refused:
                         await hear(await runtime.stream(ask(SHORT)))
                     assert refused.value.code is Code.UNAUTHORIZED
                     with pytest.raises(CloudError, match="token"):
@@ -276,6 +284,74 @@ def test_token_files(tmp_path: Path):
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigurationError, match="not a text file"):
         read_tokens(file)
+    for token in UNSENDABLE:
+        if token.strip() == token and len(token.splitlines()) == 1 and token.isprintable():
+            file.write_text(f"alice:{SECRET}\nbob:{token}\n", encoding="utf-8")
+            with pytest.raises(ConfigurationError, match="line 2") as refused:
+                read_tokens(file)
+            assert token not in str(refused.value)
+
+
+@pytest.mark.parametrize("token", UNSENDABLE)
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(token: str):
+    with pytest.raises(ParameterError, match="visible ASCII") as refused:
+        EdgeConfig(url="ws://127.0.0.1:1", token=token)
+    assert token not in str(refused.value)
+    with pytest.raises(ParameterError, match="printable ASCII"):
+        EdgeConfig(url="ws://127.0.0.1:1", headers={"X-Key": f"\0{token}"})
+
+
+def test_a_login_is_not_sent_in_clear_to_another_host():
+    """docs/protocol.md: off loopback the transport is TLS."""
+    header = {"authorization": "Basic x"}
+    for url, login in (
+        ("ws://example.org:9", {"token": SECRET}),
+        ("WS://192.168.1.5", {"token": SECRET}),
+        (f"ws://user:{SECRET}@example.org", {}),
+        ("ws://example.org", {"headers": header}),
+    ):
+        with pytest.raises(ParameterError, match="wss://, or --insecure") as refused:
+            EdgeConfig(url=url, **login)  # type: ignore[arg-type]
+        assert "SECRET" not in str(refused.value)
+        EdgeConfig(url=url, insecure=True, **login)  # type: ignore[arg-type]
+    EdgeConfig(url="ws://example.org:9")
+    for url in ("wss://example.org", "ws://localhost:1", "ws://127.0.0.1", "ws://[::1]:9"):
+        EdgeConfig(url=url, token=SECRET, headers=header)
+
+
+@pytest.mark.parametrize(
+    "url", ["ws://127.0.0.1:0", "ws://a..b:1", f"ws://{'a' * 70}.com", "ws://h:99999", "ws://h#x"]
+)
+def test_addresses_that_cannot_be(url: str):
+    with pytest.raises(ParameterError, match="HOST:PORT"):
+        EdgeConfig(url=url)
+
+
+def test_a_certificate_authority_without_tls_is_not_passed_over():
+    with pytest.raises(ParameterError, match="wss:// only"):
+        EdgeConfig(url="ws://127.0.0.1:1", ca_file="ca.pem")
+
+
+def test_a_link_on_which_nobody_can_be_greeted_is_refused():
+    with pytest.raises(LinkError, match="no connection can live"):
+        EdgeConfig(url="ws://127.0.0.1:1", link=parse_link("rtt=12s"))
+    EdgeConfig(url="ws://127.0.0.1:1", link=parse_link("rtt=12s"), heartbeat=7.0)
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("ws://h:1", "ws://h:1/v1/outrider"),
+        ("ws://h:1/", "ws://h:1/v1/outrider"),
+        ("ws://h:1?key=x", "ws://h:1/v1/outrider?key=x"),
+        ("ws://h:1/other/", "ws://h:1/other"),
+        ("WSS://h", "wss://h/v1/outrider"),
+    ],
+)
+def test_the_protocols_path_is_added_where_there_is_none(url: str, path: str):
+    runtime = edge(0, drafter(), url=url)
+    assert runtime._url() == path
+    asyncio.run(runtime.close())
 
 
 def test_a_token_is_seen_nowhere(caplog: pytest.LogCaptureFixture):
@@ -321,6 +397,110 @@ def test_a_token_is_seen_nowhere(caplog: pytest.LogCaptureFixture):
     seen += [formatter.format(record) for record in caplog.records]
     assert any("Authorization" in line for line in seen), "the dump of headers was looked at"
     assert [line for line in seen if "SECRET123" in line] == []
+
+
+# -- strangers, and the end -------------------------------------------------------------------
+
+
+def test_strangers_who_never_ask_are_counted_and_let_go(monkeypatch: pytest.MonkeyPatch):
+    """Sockets before the upgrade have a cap and a time; behind them an edge gets in."""
+    monkeypatch.setattr(listening, "MAX_SOCKETS", 5)
+    monkeypatch.setattr(cloud_module, "OPEN_TIMEOUT_S", 0.3)
+
+    async def work() -> None:
+        async with server() as verifier, contextlib.AsyncExitStack() as stack:
+            ends = []
+            for _ in range(12):
+                reader, writer = await asyncio.open_connection("127.0.0.1", verifier.port)
+                stack.callback(writer.close)
+                ends.append(asyncio.ensure_future(reader.read()))
+            await until(lambda: sum(end.done() for end in ends) >= 7)
+            assert len(verifier._guests) <= 5
+            await asyncio.wait(ends)  # the others' time is up
+            await until(lambda: not verifier._guests)
+            async with edge(verifier.port, drafter()) as runtime:
+                same(await hear(await runtime.stream(ask(SHORT))), alone(SHORT))
+                assert len(verifier._guests) == 1
+
+    run(work())
+
+
+def test_a_system_without_sockets_is_told_in_one_line(caplog: pytest.LogCaptureFixture):
+    """asyncio reports every failed accept() with a traceback; anything else it says is kept."""
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        calm_accepts(loop)
+        full = OSError(errno.EMFILE, "Too many open files")
+        for _ in range(1000):
+            loop.call_exception_handler(
+                {"message": "socket.accept() out of system resource", "exception": full}
+            )
+        loop.call_exception_handler({"message": "a bug", "exception": ValueError("ours")})
+        loop.call_exception_handler({"message": "a bug with files", "exception": full})
+
+    run(work())
+    assert [r.getMessage() for r in caplog.records if r.name == "outrider.cloud"] == [
+        "new connections must wait: Too many open files (ulimit -n)"
+    ]
+    bugs = [r for r in caplog.records if r.name == "asyncio"]
+    assert [r.getMessage().splitlines()[0] for r in bugs] == ["a bug", "a bug with files"]
+
+
+def test_stopping_does_not_wait_for_a_peer_that_sleeps(monkeypatch: pytest.MonkeyPatch):
+    """A peer that reads nothing and says no goodbye: cut after HURRY_S, not after a close timeout
+    (here as long as a test may last)."""
+    monkeypatch.setattr(cloud_module, "FINISH_S", 600.0)
+    monkeypatch.setattr(cloud_module, "HURRY_S", 0.05)
+
+    async def work() -> None:
+        async with server() as verifier:
+            reader, writer = await asyncio.open_connection("127.0.0.1", verifier.port)
+            head = "\r\n".join((f"GET {PATH} HTTP/1.1", "Host: h", *UPGRADE, "", ""))
+            writer.write(head.encode())
+            await until(lambda: bool(verifier._peers))
+            await verifier.stop()
+            assert not verifier._guests
+            writer.close()
+            assert reader is not None
+
+    run(work())
+
+
+def test_a_drain_does_not_wait_for_sessions_that_nobody_carries(monkeypatch: pytest.MonkeyPatch):
+    """The dead edge's session goes after DETACHED_S; the living one's answer is finished."""
+    monkeypatch.setattr(cloud_module, "DETACHED_S", 0.05)
+
+    async def work() -> None:
+        params = replace(SHORT, max_tokens=60, ignore_eos=True)
+        async with server(pace=0.01, service={"grace": 3600.0}) as verifier:
+            async with stranger(verifier.port) as raw:
+                await raw.send(encode(opening()))
+                await until(lambda: verifier.service.sessions == 1)
+                raw.transport.abort()
+            async with edge(verifier.port, drafter()) as runtime:
+                answer = asyncio.ensure_future(hear(await runtime.stream(ask(params))))
+                await until(lambda: verifier.service.sessions == 2 and len(verifier._peers) == 1)
+                await verifier.stop(drain=3600.0)
+                same(await answer, alone(params))
+
+    run(work())
+
+
+@pytest.mark.parametrize("pace", [-1.0, float("nan"), float("inf")])
+def test_a_pace_is_a_time(pace: float):
+    with pytest.raises(ConfigurationError, match="pace"):
+        CloudConfig(pace=pace)
+
+
+def test_the_greeting_says_what_is_slow_on_purpose():
+    async def work() -> None:
+        async with server(pace=0.0125) as verifier, edge(verifier.port, drafter()) as runtime:
+            await hear(await runtime.stream(ask(SHORT)))
+            assert runtime.peer is not None
+            assert runtime.peer.pace_ms == 12.5
+
+    run(work())
 
 
 # -- greetings --------------------------------------------------------------------------------
@@ -619,37 +799,22 @@ def test_a_huge_prompt_does_not_freeze_the_loop():
 # -- TLS --------------------------------------------------------------------------------------
 
 
+def openssl(*arguments: str) -> None:
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("no openssl binary")
+    subprocess.run([program, *arguments], check=True, capture_output=True)
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A self-signed certificate for 127.0.0.1, made on the spot."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl binary")
     folder = tmp_path_factory.mktemp("tls")
     made, key = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            openssl,
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=outrider test",
-            "-keyout",
-            str(key),
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-out",
-            str(made),
-        ],
-        check=True,
-        capture_output=True,
+    openssl(
+        *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+        *("-days", "2", "-subj", "/CN=outrider test", "-addext", "subjectAltName=IP:127.0.0.1"),
+        *("-keyout", str(key), "-out", str(made)),
     )
     return made, key
 
@@ -666,13 +831,22 @@ def test_tls_with_a_certificate_of_ones_own(certificate: tuple[Path, Path]):
                     same(await hear(await runtime.stream(ask(SHORT, schedule))), alone(SHORT))
             # Without trusting it: refused at once, with the reason, and no token was sent.
             async with edge(0, drafter(), url=url, token=SECRET, give_up=600.0) as runtime:
-                with pytest.raises(CloudError, match="not trusted") as refused:
+                with pytest.raises(CloudError, match=r"not trusted.*--ca-file") as refused:
                     await hear(await runtime.stream(ask(SHORT)))
                 assert refused.value.code is Code.UNREACHABLE
+                assert str(refused.value).count("not trusted") == 1
             # A plain client at a TLS port gives up, it does not hang.
             plain = f"ws://127.0.0.1:{verifier.port}"
             async with edge(0, drafter(), url=plain, token=SECRET, give_up=0.3) as runtime:
-                with pytest.raises(CloudError):
+                with pytest.raises(CloudError, match="try wss://"):
+                    await hear(await runtime.stream(ask(SHORT)))
+            loud = f"WSS://127.0.0.1:{verifier.port}/"
+            async with edge(0, drafter(), url=loud, token=SECRET, ca_file=str(made)) as runtime:
+                same(await hear(await runtime.stream(ask(SHORT))), alone(SHORT))
+        async with server() as verifier:
+            url = f"wss://127.0.0.1:{verifier.port}"
+            async with edge(0, drafter(), url=url, ca_file=str(made), give_up=0.3) as runtime:
+                with pytest.raises(CloudError, match="try ws://"):
                     await hear(await runtime.stream(ask(SHORT)))
 
     run(work())
@@ -687,11 +861,35 @@ def test_certificates_that_cannot_be_read(tmp_path: Path):
 
     async def work() -> None:
         verifier = server(certificate=junk, private_key=junk)
-        with pytest.raises(ssl.SSLError):
+        with pytest.raises(ConfigurationError, match=r"junk\.pem"):
             await verifier.start()
         await verifier.stop()
 
     run(work())
+
+
+def test_a_servers_certificate_is_blamed_by_file_and_option(
+    certificate: tuple[Path, Path], tmp_path: Path
+):
+    made, key = certificate
+    junk, missing, locked, other = (tmp_path / n for n in ("junk", "missing", "locked", "other"))
+    junk.write_bytes(bytes(range(256)))
+    openssl("pkey", "-in", str(key), "-aes128", "-passout", "pass:x", "-out", str(locked))
+    openssl("genpkey", "-algorithm", "RSA", "-out", str(other))
+    for chain, private, words in (
+        (junk, key, f"--tls-cert: {junk} holds no PEM certificate"),
+        (missing, key, f"--tls-cert: cannot read {missing}"),
+        (key, key, f"--tls-cert: {key} holds no PEM certificate"),
+        (made, junk, f"--tls-key: {junk} holds no PEM private key"),
+        (made, missing, f"--tls-key: cannot read {missing}"),
+        (made, locked, f"--tls-key: {locked} is encrypted"),
+        (made, other, f"--tls-key: {other} does not belong to the certificate {made}"),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            tls_context(chain, private)
+        assert words in str(refused.value)
+    assert tls_context(made, key) is not None
+    assert tls_context(None, None) is None
 
 
 # -- the source itself ------------------------------------------------------------------------

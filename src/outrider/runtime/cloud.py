@@ -15,11 +15,12 @@ import contextlib
 import hmac
 import http
 import logging
-import ssl
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,7 @@ from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits
 from outrider.runtime.access import ConfigurationError, hash_token, is_loopback
 from outrider.runtime.discreet import discreet
+from outrider.runtime.listening import MAX_CONNECTIONS, OPEN_TIMEOUT_S, Guest, tls_context
 from outrider.runtime.worker import EngineThread, Timed
 from outrider.session.service import CloudService, Done, Outgoing, ServiceConfig, Work
 
@@ -44,14 +46,17 @@ log = logging.getLogger("outrider.cloud")
 PATH: Final = "/v1/outrider"
 """The one path that speaks the protocol."""
 HEALTH_PATH: Final = "/health"
-MAX_CONNECTIONS: Final = 256
 MAX_UNSENT_BYTES: Final = 256 * 1024
 """Bytes queued for a reader before its sessions pause (field case 31)."""
 DROP_UNSENT_BYTES: Final = 4 * MAX_UNSENT_BYTES
 """Bytes queued for a reader before its connection is closed."""
 DRAIN_CHECK_S: Final = 0.02
 FINISH_S: Final = 1.0
-"""How long the last frames may take to leave."""
+"""How long the last frames may take to leave, and then a peer to say goodbye."""
+HURRY_S: Final = 0.3
+"""The same when nothing is drained: Ctrl-C ends within a second, whoever sleeps."""
+DETACHED_S: Final = 3.0
+"""How long a drain waits for a session that no connection carries: its edge resumes elsewhere."""
 
 CLOSE_NORMAL: Final = 1000
 CLOSE_PROTOCOL_ERROR: Final = 1002
@@ -83,6 +88,8 @@ class CloudConfig:
     """Seconds of silence before a PING; after two such pauses a link is dead."""
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.pace < math.inf:
+            raise ConfigurationError(f"the pace is a number of seconds from 0, got {self.pace}")
         if (self.certificate is None) != (self.private_key is None):
             raise ConfigurationError("TLS needs both --tls-cert and --tls-key")
         if self.insecure or is_loopback(self.host):
@@ -129,24 +136,30 @@ class CloudServer:
         self._peers: dict[int, _PeerSocket] = {}
         self._next = 0
         self._server: Server | None = None
+        self._guests: set[ServerConnection] = set()
+        """Every open socket, upgraded or not."""
         self._stop_by: float | None = None
         self._closing: asyncio.Task[None] | None = None
 
     # ---------------------------------------------------------------- life
 
     async def start(self) -> None:
-        """Listen. Raises OSError when the address is taken."""
+        """Listen. Raises OSError when the address is taken, ConfigurationError for certificates
+        that cannot be used."""
         config = self.config
         self._server = await serve(
             self._serve_peer,
             config.host,
             config.port,
-            ssl=_tls(config),
+            ssl=tls_context(config.certificate, config.private_key),
             compression=None,
             max_size=MAX_FRAME_BYTES,
             process_request=self._admit,
             ping_interval=None,  # the protocol has its own heartbeat, both ways
             write_limit=MAX_UNSENT_BYTES,
+            open_timeout=OPEN_TIMEOUT_S,
+            close_timeout=FINISH_S,
+            create_connection=partial(Guest, self._guests),  # type: ignore[arg-type]
             server_header=None,
             logger=discreet("outrider.cloud.socket"),
         )
@@ -167,14 +180,25 @@ class CloudServer:
             peer.connection.drain()
             peer.flush()
         while self.service.unfinished and time.monotonic() < self._stop_by:
+            self._forget_lost()
             await asyncio.sleep(DRAIN_CHECK_S)
-        await asyncio.gather(*(peer.finish() for peer in list(self._peers.values())))
+        patience = FINISH_S if drain else HURRY_S
+        await asyncio.gather(*(peer.finish(patience) for peer in list(self._peers.values())))
         if self._server is not None:
             self._server.close()
-            await self._server.wait_closed()
+            closed = asyncio.ensure_future(self._server.wait_closed())
+            await asyncio.wait({closed}, timeout=patience)
+            for guest in list(self._guests):  # they do not say goodbye
+                guest.transport.abort()
+            await closed
         if self._closing is None:
             self._closing = asyncio.create_task(self._close_engine(), name="outrider-close-engine")
         await asyncio.shield(self._closing)
+
+    def _forget_lost(self) -> None:
+        """While draining: sessions without a connection for DETACHED_S count as over."""
+        grace = self.service.config.grace
+        self.service.tick(time.monotonic() + grace - min(grace, DETACHED_S))
 
     async def _close_engine(self) -> None:
         self._stopped = True
@@ -466,10 +490,10 @@ class _PeerSocket:
                 self.blocked = False
                 self._unblocked(self.number)
 
-    async def finish(self) -> None:
-        """Let the last frames out, but not for ever."""
+    async def finish(self, patience: float = FINISH_S) -> None:
+        """Let the last frames out, for `patience` seconds at most."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._frames.join(), FINISH_S)
+            await asyncio.wait_for(self._frames.join(), patience)
 
 
 def _desk_job(item: Work) -> DeskJob:
@@ -482,12 +506,3 @@ def _desk_job(item: Work) -> DeskJob:
         params=item.params,
         rule=item.rule,
     )
-
-
-def _tls(config: CloudConfig) -> ssl.SSLContext | None:
-    if config.certificate is None or config.private_key is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(config.certificate, config.private_key)
-    return context

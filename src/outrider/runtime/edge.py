@@ -833,11 +833,10 @@ def _distrust(config: EdgeConfig, error: ssl.SSLCertVerificationError) -> str:
 
 def _other_scheme(url: str, error: BaseException) -> str:
     """A hint where the peer seems to speak TLS and we do not, or the other way round."""
-    if isinstance(error, ssl.SSLError):
-        plain = error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
+    if parse_uri(url).secure:
+        plain = isinstance(error, (ssl.SSLError, ConnectionResetError))
         return "; perhaps it speaks no TLS: try ws://" if plain else ""
-    silent = isinstance(error, InvalidMessage) and not parse_uri(url).secure
-    return "; perhaps it wants TLS: try wss://" if silent else ""
+    return "; perhaps it wants TLS: try wss://" if isinstance(error, InvalidMessage) else ""
 
 
 def _reason(error: BaseException) -> str:
