@@ -175,8 +175,8 @@ class SpecDecPlusPlus:
     """`specdecpp`: see the module docstring.
 
     `calibration`: the draft whose shipped head to use ('large', 'small', 'lookup+large'), a
-    calibration folder with a `stop_head.npz`, or such a file. There is no default: a head of
-    another draft would predict nonsense.
+    calibration folder with a `stop_head.npz`, or such a file; without one the shipped head of
+    the draft in use. A head of another draft would predict nonsense and is refused.
 
     Options: `threshold` (given: that fixed threshold on bent predictions, as published with .3;
     not given: the derived one), `min_length` (1; with `threshold` 2, as published).
@@ -184,13 +184,20 @@ class SpecDecPlusPlus:
 
     def __init__(self, facts: ControllerFacts) -> None:
         facts.refuse_options("threshold", "min_length")
-        if facts.calibration is None:
+        where = facts.calibration or facts.draft
+        if not where:
             raise CalibrationError(
                 "specdecpp needs the stop head of the draft in use: give the draft's spec (large, "
                 "small) or a file of bench/train_stop_head.py as calibration"
             )
         self.name = "specdecpp"
-        self.head = head.load(facts.calibration)
+        self.head = head.load(where)
+        draft = facts.draft.rpartition("+")[2]
+        if draft and self.head.draft != draft:
+            raise CalibrationError(
+                f"the stop head was trained on the draft {self.head.draft!r}, not on {draft!r}: "
+                "make one with bench/train_stop_head.py"
+            )
         self._published = "threshold" in facts.options
         threshold = facts.option("threshold", THRESHOLD, 0.0, 1.0)
         shortest = PUBLISHED_MIN if self._published else 1
