@@ -254,6 +254,7 @@ def test_a_closed_pipe_ends_quietly():
 
 # -- bad input --------------------------------------------------------------------------------
 
+NOBODY = ("--cloud", "ws://127.0.0.1:1")
 BAD = {
     "empty prompt": ([""], "prompt is empty"),
     "long prompt": (["x" * CONTEXT], f"error: prompt: has 146 tokens; the context of {CONTEXT}"),
@@ -290,6 +291,22 @@ BAD = {
         ["hi", "--schedule", "edge-only", "--cloud", "ws://x", "--link", "rtt=1ms"],
         "--link needs a network",
     ),
+    "window without a cloud": (["hi", "--window", "9999"], "--window needs a network"),
+    "growth without a cloud": (["hi", "--growth", "0.5"], "--growth needs a network"),
+    "insecure without a cloud": (["hi", "--insecure"], "--insecure needs a network"),
+    "a cloud at the edge alone": (
+        ["hi", "--schedule", "edge-only", "--cloud", "ws://127.0.0.1:1"],
+        "leave --cloud out",
+    ),
+    "empty link": (["hi", *NOBODY, "--link", ""], "--link: '' is not name=value"),
+    "slow link": (["hi", *NOBODY, "--link", "rtt=12s"], "no connection can live"),
+    "thin link": (["hi", *NOBODY, "--link", "up=1bit"], "no connection can live"),
+    "authority without TLS": (["hi", *NOBODY, "--ca-file", __file__], "--ca-file: is for wss://"),
+    "no window": (["hi", *NOBODY, "--window", "0"], "--window: must be in [1,"),
+    "bare target": (["hi", *NOBODY, "--target", "nonsense"], "owner/name"),
+    "bare draft": (["hi", *NOBODY, "--draft", "nonsense"], "--draft: no model 'nonsense'"),
+    "port 0": (["hi", "--cloud", "ws://127.0.0.1:0"], "--cloud: must be ws://HOST:PORT"),
+    "a host with no name": (["hi", "--cloud", "ws://a..b:1"], "--cloud: must be ws://HOST:PORT"),
     "dtype, cloud": (["hi", "--dtype", "float32", "--cloud", "ws://x"], "outrider cloud"),
     "no bits, cloud": (["hi", "--no-deterministic", "--cloud", "ws://x"], "outrider cloud"),
     "negative K, cloud": (
@@ -468,24 +485,86 @@ def test_the_toy_target_by_name(outrider: Out):
 
 
 def test_edge_only_is_the_drafts_own_text(outrider: Out):
-    """The label must be true: the target has no part in it, with or without an address."""
+    """The label must be true: the target has no part in it."""
     base = ("generate", "hi", "--json", "--seed", "1", "--max-tokens", "30")
     _, target, _ = outrider(*base, "--target", "toy:1", "--draft", "none")
     _, own, _ = outrider(*base, "--target", "toy:2", "--draft", "none")
-    for cloud in ([], ["--cloud", "ws://127.0.0.1:1"]):
-        code, out, err = outrider(
-            *base, "--target", "toy:1", "--draft", "toy:2", "--schedule", "edge-only", *cloud
-        )
-        assert (code, err) == (0, "")
-        facts = json.loads(out)
-        assert facts["token_ids"] == json.loads(own)["token_ids"]
-        assert facts["token_ids"] != json.loads(target)["token_ids"]
-        assert (facts["schedule"], facts["target"]) == ("edge-only", "toy:2")
+    code, out, err = outrider(
+        *base, "--target", "toy:1", "--draft", "toy:2", "--schedule", "edge-only"
+    )
+    assert (code, err) == (0, "")
+    facts = json.loads(out)
+    assert facts["token_ids"] == json.loads(own)["token_ids"]
+    assert facts["token_ids"] != json.loads(target)["token_ids"]
+    assert (facts["schedule"], facts["target"]) == ("edge-only", "toy:2")
     code, out, err = outrider(
         *base, "--target", "toy:1", "--draft", "lookup", "--schedule", "edge-only"
     )
     assert (code, out) == (2, "")
     assert "needs a draft model" in err
+
+
+@pytest.mark.parametrize("module", ["typer", "numpy", "websockets"])
+@pytest.mark.parametrize("command", ["generate", "cloud", "demo"])
+def test_ctrl_c_while_python_imports(module: str, command: str, tmp_path: Path):
+    """As if it came in the middle of that module."""
+    (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt\n")
+    process = subprocess.run(
+        [sys.executable, "-m", "outrider", command, "hi"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (process.returncode, process.stdout, process.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--listen", "a..b:9100", "--insecure"], "'a..b' is no host name"),
+        (["--listen", "127.0.0.1:²"], "--listen takes HOST:PORT"),
+        (["--listen", f"{'a' * 70}:1", "--insecure"], "is no host name"),
+        (["--tls-cert", __file__, "--tls-key", __file__], f"--tls-cert: {__file__} holds no PEM"),
+        (["--model", "nonsense"], "--model: no model 'nonsense'; use builtin:smollm2, toy:N"),
+        (["--draft", "nonsense"], "owner/name"),
+        (["--drain", "nan"], "--drain"),
+    ],
+)
+def test_a_verifier_that_cannot_be_is_refused_before_its_model_is_loaded(
+    outrider: Out, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+):
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr("outrider.engines.load.load_target", load)
+    code, out, err = outrider("cloud", *arguments)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error: .+\n", err), err
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--window", "0"], "--window: must be in"),
+        (["--draft-length", "65"], "--draft-length: must be in"),
+        (["--temperature", "-1"], "--temperature: must be in"),
+        (["--link", "rtt=12s"], "--link: "),
+        (["--target", "nonsense"], "--target: no model"),
+    ],
+)
+def test_a_demo_that_cannot_be_starts_no_verifier(
+    outrider: Out, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+):
+    async def start(_: object) -> None:
+        raise AssertionError("started")
+
+    monkeypatch.setattr("outrider.runtime.process.CloudProcess.start", start)
+    code, out, err = outrider("demo", *arguments)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error: .+\n", err), err
+    assert message in err
 
 
 def test_a_real_ctrl_c():

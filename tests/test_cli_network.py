@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,14 @@ import pytest
 from live import hear, run, server, until
 from outrider import cli
 from outrider.commands import remote
-from outrider.core.tokens import SamplingParams
+from outrider.core.tokens import Origin, SamplingParams
 from outrider.engines.load import load_target, load_vocabulary
 from outrider.proto.messages import Code
 from outrider.runtime.access import read_tokens
 from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRequest, EdgeRuntime
 from outrider.runtime.local import GenerationRequest, LocalGenerator
 from outrider.runtime.process import CloudProcess, CloudProcessError, pin
+from outrider.session.generation import Step
 from outrider.session.schedules import Schedule
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -105,7 +107,8 @@ def test_an_answer_through_two_processes(tmp_path: Path):
     )
 
     async def work() -> None:
-        async with CloudProcess(["--model", "toy:1"]) as cloud:
+        trace.write_text("an older trace\n" * 1000)
+        async with CloudProcess(["--model", "toy:1", "--target-pace", "2.5"]) as cloud:
             options = ("--json", "--schedule", "sync", "--trace", str(trace))
             end, plain = await asyncio.gather(
                 generate(cloud.url, *DRAFT, *ANSWER, *options),
@@ -117,6 +120,8 @@ def test_an_answer_through_two_processes(tmp_path: Path):
         assert set(keys) <= set(facts)
         assert facts["token_ids"] == ids
         assert facts["confirmed"] is True
+        assert facts["target_pace_ms"] == 2.5
+        assert "2.5 ms slower on purpose" in plain.err
         assert (facts["finish_reason"], facts["reconnects"]) == ("length", 0)
         assert 0 < facts["payload_up"] < facts["bytes_up"]
         assert 0 < facts["payload_down"] < facts["bytes_down"]
@@ -144,6 +149,7 @@ def test_what_cannot_work_is_one_line(
     tokens = tmp_path / "tokens"
     tokens.write_text("alice:right\n")
     missing = str(tmp_path / "missing")
+    kept = tmp_path / "kept.jsonl"
     monkeypatch.setattr(remote, "PATIENCE_S", 0.3)
 
     async def command(*arguments: str) -> Ended:
@@ -173,9 +179,12 @@ def test_what_cannot_work_is_one_line(
                 "cloud", "--model", "toy:1", "--listen", f"127.0.0.1:{verifier.port}"
             )
             assert busy.code == 1
-            assert "in use" in busy.complaint
+            assert f"cannot listen on 127.0.0.1:{verifier.port}: " in busy.complaint
+            assert "in use; give another --listen" in busy.complaint
             dead = url
-        await refused(dead, code=1, words=f"cannot reach {dead}")
+            kept.write_text("an older trace\n")
+        await refused(dead, "--trace", str(kept), code=1, words=f"cannot reach {dead}")
+        assert kept.read_text() == "an older trace\n"
         await refused("ws://127.0.0.1:http", code=2, words="--cloud: must be ws://")
         await refused("https://user:SECRET@127.0.0.1", code=2, words="--cloud: must be ws://")
         secure = dead.replace("ws:", "wss:")
@@ -192,10 +201,151 @@ def test_what_cannot_work_is_one_line(
     run(work())
 
 
+@pytest.mark.parametrize(
+    "token", [b"caf\xc3\xa9SECRET", b"\0\1SECRET", b"SECRET\xff\xfe", b"SECRET two", b"a:", b"# a"]
+)
+def test_a_token_that_cannot_be_sent_is_refused_at_once_and_not_shown(
+    token: bytes,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(remote, "_must_resolve", lambda _: pytest.fail("it went on"))
+    file = tmp_path / "token"
+    file.write_bytes(token)
+    for options, source in ((["--token-file", str(file)], "--token-file"), ([], "OUTRIDER_TOKEN")):
+        if not options:
+            if b"SECRET" not in token or b"\0" in token:
+                continue  # cannot be in an environment, or is a fine token there
+            monkeypatch.setenv(remote.TOKEN_VARIABLE, os.fsdecode(token) + "\r\nX-Evil: 1")
+        assert cli.run(["generate", "hi", "--cloud", "ws://127.0.0.1:1", *TARGET, *options]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith(f"error: {source}")
+        assert len(said.err.splitlines()) == 1
+        assert "SECRET" not in said.err
+
+
+def test_a_token_in_clear_to_another_host_needs_a_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    class Reached(Exception):
+        pass
+
+    def resolve(_: str) -> None:
+        raise Reached
+
+    monkeypatch.setattr(remote, "_must_resolve", resolve)
+    monkeypatch.setenv(remote.TOKEN_VARIABLE, "SECRET")
+    words = ["generate", "hi", *TARGET, "--cloud", "ws://192.0.2.1:9"]
+    assert cli.run(words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: --cloud: is ws://")
+    assert "--insecure" in err
+    with pytest.raises(Reached):
+        cli.run([*words, "--insecure"])
+
+
+def test_a_host_without_an_address_is_told_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def nobody(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    monkeypatch.setattr(asyncio, "run", lambda _: pytest.fail("it went on"))
+    assert cli.run(["generate", "hi", *TARGET, "--cloud", "wss://nosuch.invalid:1"]) == 1
+    assert capsys.readouterr().err == (
+        "error: --cloud: cannot find nosuch.invalid: Name or service not known\n"
+    )
+
+
+def test_patience_is_short_for_a_first_contact_only(monkeypatch: pytest.MonkeyPatch):
+    """A verifier that has greeted may be silent for longer than one that never did."""
+    monkeypatch.setattr(remote, "PATIENCE_S", 0.01)
+    vocabulary = load_vocabulary("toy:1")
+
+    async def work() -> None:
+        config = EdgeConfig(url="ws://127.0.0.1:1")
+        async with EdgeRuntime(config, vocabulary.tokenizer) as runtime:
+            assert config.give_up == 30.0
+            go = asyncio.Event()
+
+            async def steps() -> AsyncIterator[Step]:
+                await go.wait()
+                yield late
+
+            late = Step(tokens=(1,), pieces=("a",), origins=(Origin.TARGET,))
+            with pytest.raises(CloudError, match="no verifier has answered") as gone:
+                await remote._first(steps(), runtime)
+            assert gone.value.code is Code.UNREACHABLE
+            runtime.peer = runtime._hello()
+            first = asyncio.ensure_future(remote._first(steps(), runtime))
+            asyncio.get_running_loop().call_later(0.05, go.set)
+            assert await first is late
+
+    run(work())
+
+
+def test_what_the_command_asks_of_the_edge(monkeypatch: pytest.MonkeyPatch):
+    seen = []
+
+    async def ask(config: EdgeConfig, *_: object, **__: object) -> None:
+        seen.append(config)
+
+    monkeypatch.setattr(remote, "_ask", ask)
+    words = ["generate", "hi", *TARGET, *DRAFT, "--cloud", "ws://127.0.0.1:1"]
+    assert cli.run(words) == 0
+    assert seen == [EdgeConfig(url="ws://127.0.0.1:1")], "the edge's own patience, too"
+
+
+def test_a_verifier_out_of_files_says_so_in_one_line():
+    """Edges that wait in the queue are served when others have gone."""
+
+    async def work() -> None:
+        process = await asyncio.create_subprocess_exec(
+            *("sh", "-c", 'ulimit -n 40; exec "$0" -P -m outrider "$@"', sys.executable),
+            *("cloud", "--model", "toy:1", "--listen", "127.0.0.1:0"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        url = (await process.stdout.readline()).decode().removeprefix("listening on ").strip()
+        port = int(url.rpartition(":")[2])
+        writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(60)]
+        assert process.stderr is not None
+        await process.stderr.readline()  # the model's costs
+        said = (await process.stderr.readline()).decode()
+        assert "Too many open files" in said
+        for writer in writers:
+            writer.close()
+        async with probe(url) as runtime:
+            assert len(await short_answer(runtime)) > 0
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+        assert (process.returncode, err) == (0, b"")
+
+    run(work())
+
+
+def test_a_verifier_does_not_run_what_lies_in_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("outrider", "typer", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('run')\n")
+    monkeypatch.chdir(tmp_path)
+
+    async def work() -> None:
+        async with CloudProcess(["--model", "toy:1"]) as cloud:
+            assert cloud.url.startswith("ws://127.0.0.1:")
+
+    run(work())
+
+
 def test_a_verifier_that_cannot_start_says_why():
     async def work() -> None:
         cloud = CloudProcess(["--model", "toy:x"])
-        with pytest.raises(CloudProcessError, match="not a toy"):
+        with pytest.raises(CloudProcessError, match=r"^'toy:x' is not a toy"):
             await cloud.start()
         assert await cloud.wait() == 2
         cancelled = CloudProcess(["--model", "toy:1"])

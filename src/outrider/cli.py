@@ -6,24 +6,28 @@ and an install without torch work (tests/test_project.py holds this).
 
 from __future__ import annotations
 
-import io
-import os
 import sys
-from pathlib import Path
-from typing import Annotated
 
-import typer
+try:
+    import io
+    import os
+    from pathlib import Path
+    from typing import Annotated
 
-from outrider.commands import errors
-from outrider.commands.calibrate import calibrate
-from outrider.commands.cloud import cloud
-from outrider.commands.demo import demo
-from outrider.commands.distill import distill
-from outrider.commands.doctor import doctor
-from outrider.commands.generate import generate
-from outrider.commands.inertia import inertia
-from outrider.commands.pull import pull
-from outrider.commands.version import version
+    import typer
+
+    from outrider.commands import errors
+    from outrider.commands.calibrate import calibrate
+    from outrider.commands.cloud import cloud
+    from outrider.commands.demo import demo
+    from outrider.commands.distill import distill
+    from outrider.commands.doctor import doctor
+    from outrider.commands.generate import generate
+    from outrider.commands.inertia import inertia
+    from outrider.commands.pull import pull
+    from outrider.commands.version import version
+except KeyboardInterrupt:  # Ctrl-C while Python still imports, which takes longest of all
+    sys.exit(130)
 
 app = typer.Typer(
     name="outrider",
@@ -88,4 +92,7 @@ def _open_closed_streams() -> None:
 
 
 def main() -> None:
-    sys.exit(run())
+    try:
+        sys.exit(run())
+    except KeyboardInterrupt:
+        sys.exit(errors.INTERRUPTED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.commands import console
+from outrider.commands import console, specs
 from outrider.commands.errors import CommandError
 from outrider.commands.options import (
     DEFAULT_TARGET,
@@ -29,9 +30,14 @@ from outrider.runtime.process import LISTENING
 
 def _address(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
+    if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise CommandError(f"--listen takes HOST:PORT, got {listen!r}")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    host = host.strip("[]") or "127.0.0.1"
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise CommandError(f"--listen: {host!r} is no host name") from None
+    return host, int(port)
 
 
 def cloud(
@@ -89,7 +95,10 @@ def cloud(
     drain: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", min=0.0, help="After SIGTERM, let running answers finish so long."
+            metavar="SECONDS",
+            min=0.0,
+            help="After SIGTERM, let running answers finish so long; one that no edge has been "
+            "connected to for 3 seconds is not waited for.",
         ),
     ] = 30.0,
     until_eof: Annotated[
@@ -120,8 +129,13 @@ def cloud(
     from outrider.engines.measure import row_costs
     from outrider.runtime.access import ConfigurationError, read_tokens
     from outrider.runtime.cloud import CloudConfig
+    from outrider.runtime.listening import tls_context
 
     host, port = _address(listen)
+    if math.isnan(drain):
+        raise CommandError("--drain is a number of seconds")
+    specs.refuse_bare("--model", model)
+    specs.refuse_bare("--draft", draft)
     try:
         config = CloudConfig(
             host=host,
@@ -132,6 +146,7 @@ def cloud(
             insecure=insecure,
             pace=target_pace / 1e3,
         )
+        tls_context(config.certificate, config.private_key)  # before the model takes its time
     except ConfigurationError as error:
         raise CommandError(str(error)) from None
     with console.waiting(f"loading {model}"):
@@ -159,6 +174,7 @@ async def _serve(
 ) -> None:
     from outrider.control.costs import RowCosts
     from outrider.runtime.cloud import CloudServer
+    from outrider.runtime.listening import calm_accepts
 
     server = CloudServer(desk, tokenizer, config)
     server.service.costs = RowCosts(costs)
@@ -168,8 +184,15 @@ async def _serve(
         asked.set()
         hurried.set()
 
-    await server.start()
     loop = asyncio.get_running_loop()
+    calm_accepts(loop)
+    try:
+        await server.start()
+    except OSError as error:
+        # asyncio's own words repeat the address and the number of the error.
+        why = str(error).rpartition(": ")[2].removeprefix(f"[Errno {error.errno}] ")
+        where = f"{config.host}:{config.port}"
+        raise OSError(f"cannot listen on {where}: {why}; give another --listen") from None
     loop.add_signal_handler(signal.SIGTERM, asked.set)
     loop.add_signal_handler(signal.SIGINT, hurry)
     if until_eof:

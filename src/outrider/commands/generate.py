@@ -210,6 +210,15 @@ def generate(
             rich_help_panel=NETWORK,
         ),
     ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            metavar="",
+            help="Send the token over ws:// to another host, unencrypted.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = False,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -278,6 +287,7 @@ def generate(
                 token_file=token_file,
                 ca_file=ca_file,
                 trace=trace,
+                insecure=insecure,
             ),
             remote.Question(
                 target=target,
@@ -303,8 +313,13 @@ def generate(
             "--trace": trace,
             "--token-file": token_file,
             "--ca-file": ca_file,
+            "--insecure": insecure or None,
+            "--window": None if window == DEFAULT_WINDOW else window,
+            "--growth": None if growth == DEFAULT_GROWTH else growth,
         },
     )
+    if cloud is not None:
+        raise CommandError("--schedule edge-only asks no verifier: leave --cloud out")
     if schedule is Schedule.EDGE_ONLY:
         pair = models.load_edge_only(target=target, draft=draft, device=device, threads=threads)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rich.markup import escape
@@ -14,8 +14,9 @@ from rich.text import Text
 
 from outrider.bench.prompts import PROMPTS
 from outrider.bench.schedules import Arm, compare
-from outrider.commands import console, models
+from outrider.commands import console, models, specs
 from outrider.commands.errors import CommandError
+from outrider.core.link import Link
 from outrider.core.tokens import Origin, SamplingParams
 
 COLOURS: Final = {
@@ -52,20 +53,28 @@ class NetDemo:
 
 
 def run(demo: NetDemo, *, as_json: bool) -> None:
-    """Start a cloud, talk to it over the shaped link, compare, say what it means."""
-    asyncio.run(_run(demo, as_json=as_json))
-
-
-async def _run(demo: NetDemo, *, as_json: bool) -> None:
-    from outrider.bench.live import Settings, standard_arms
+    """Start a cloud, talk to it over the shaped link, compare, say what it means. What cannot
+    work is refused before anything is started."""
     from outrider.core.link import parse_link
+    from outrider.runtime.edge import EdgeRequest
+    from outrider.runtime.shaping import load_trace, usable
+
+    specs.refuse_bare("--target", demo.target)
+    specs.refuse_bare("--draft", demo.draft)
+    link = parse_link(demo.link, load=load_trace)
+    usable(link)
+    params = SamplingParams(temperature=demo.temperature, max_tokens=demo.max_tokens)
+    EdgeRequest(prompt_ids=(0,), params=params, draft_length=demo.draft_length, window=demo.window)
+    asyncio.run(_run(demo, link, params, as_json=as_json))
+
+
+async def _run(demo: NetDemo, link: Link, params: SamplingParams, *, as_json: bool) -> None:
+    from outrider.bench.live import Settings, standard_arms
     from outrider.engines.load import load_drafter, load_vocabulary
     from outrider.runtime.edge import EdgeConfig, EdgeRuntime
     from outrider.runtime.local import LocalGenerator
     from outrider.runtime.process import CloudProcess, CloudProcessError, pin
-    from outrider.runtime.shaping import load_trace
 
-    link = parse_link(demo.link, load=load_trace)
     name = demo.draft or models.default_draft(demo.target)
     arguments = ["--model", demo.target, "--draft", name, "--target-pace", str(demo.pace_ms)]
     threads = demo.threads or 1
@@ -92,12 +101,13 @@ async def _run(demo: NetDemo, *, as_json: bool) -> None:
                 models.encode(vocabulary.tokenizer, text, raw=False, system=None)
                 for text in PROMPTS[: demo.prompts]
             ]
-            params = SamplingParams(temperature=demo.temperature, max_tokens=demo.max_tokens)
             settings = Settings(draft_length=demo.draft_length, window=demo.window)
             if not as_json:
                 await _show(runtime, prompts[0], params, settings)
             arms = standard_arms(runtime, settings, alone=alone)
             await measure(arms, prompts, params, demo.seeds, quiet=as_json)
+        if runtime.peer is not None:  # what the verifier says of itself goes into the report
+            demo = replace(demo, pace_ms=runtime.peer.pace_ms)
     finally:
         await cloud.stop()
     if as_json:

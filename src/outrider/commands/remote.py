@@ -5,23 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
+import stat
 import sys
 import time
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
+from urllib.parse import urlsplit
 
-from outrider.commands import console, models
+from outrider.commands import console, models, specs
 from outrider.commands.errors import CommandError
 from outrider.core.relaxation import Relaxation
 from outrider.core.tokens import Rule, SamplingParams
+from outrider.proto.messages import Code
+from outrider.session.client import Failed
 from outrider.session.generation import Step
 from outrider.session.schedules import Schedule
 
 TOKEN_VARIABLE: Final = "OUTRIDER_TOKEN"
 PATIENCE_S: Final = 10.0
-"""How long a person at a prompt waits for a cloud that cannot be reached."""
+"""How long a person at a prompt waits for a cloud that was never reached. Once it has greeted,
+the edge's own patience holds (session.client.GIVE_UP_AFTER): a verifier may need it to restart."""
 NO_DRAFTER: Final = frozenset({Schedule.CLOUD_ONLY, Schedule.COLOCATED})
 """Schedules in which the edge itself drafts nothing."""
 
@@ -41,6 +48,7 @@ class Remote:
     token_file: Path | None
     ca_file: Path | None
     trace: Path | None
+    insecure: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +69,24 @@ class Question:
 
 def bearer_token(file: Path | None) -> str | None:
     """The token to log in with: the file's first line (a name and colon before it are fine),
-    else the environment variable OUTRIDER_TOKEN."""
+    else the environment variable OUTRIDER_TOKEN. Raises CommandError for one that cannot be
+    sent, and never shows it."""
+    from outrider.runtime.access import ConfigurationError, sendable, token_lines
+
     if file is None:
-        return os.environ.get(TOKEN_VARIABLE) or None
-    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    token = next((line for line in lines if line and not line.startswith("#")), "")
-    token = token.rpartition(":")[2].strip()
-    if not token:
-        raise CommandError(f"{file} holds no token")
+        token, source = os.environ.get(TOKEN_VARIABLE, ""), TOKEN_VARIABLE
+        if not token:
+            return None
+    else:
+        try:
+            lines = token_lines(file)
+        except ConfigurationError as error:
+            raise CommandError(f"--token-file: {error}") from None
+        token, source = lines[0][2] if lines else "", f"--token-file: {file}"
+        if not token:
+            raise CommandError(f"--token-file: {file} holds no token")
+    if not sendable(token):
+        raise CommandError(f"{source} holds no token: one is visible ASCII without blanks")
     return token
 
 
@@ -80,14 +98,30 @@ def answer(remote: Remote, question: Question, *, as_json: bool) -> None:
     from outrider.runtime.edge import EdgeConfig, EdgeRequest
     from outrider.runtime.shaping import load_trace
 
+    specs.refuse_bare("--target", question.target)
+    specs.refuse_bare("--draft", question.draft)
     controller, options = parse_controller(remote.controller)
     config = EdgeConfig(
         url=remote.url,
         token=bearer_token(remote.token_file),
         ca_file=str(remote.ca_file) if remote.ca_file else None,
-        link=parse_link(remote.link, load=load_trace) if remote.link else None,
-        give_up=PATIENCE_S,
+        link=None if remote.link is None else parse_link(remote.link, load=load_trace),
+        insecure=remote.insecure,
     )
+    request = EdgeRequest(
+        prompt_ids=(0,),  # until there is a tokenizer; the rest is checked before it is loaded
+        params=question.params,
+        rule=question.rule,
+        relaxation=question.relaxation,
+        schedule=remote.schedule,
+        draft_length=remote.draft_length,
+        window=remote.window,
+        growth=remote.growth,
+        controller=controller,
+        controller_options=options,
+        calibration=str(remote.calibration) if remote.calibration else None,
+    )
+    _must_resolve(config.url)
     with console.waiting(f"loading the tokenizer of {question.target}"):
         vocabulary = load_vocabulary(question.target)
     drafter = None
@@ -100,20 +134,33 @@ def answer(remote: Remote, question: Question, *, as_json: bool) -> None:
     ids = models.encode(
         vocabulary.tokenizer, question.text, raw=question.raw, system=question.system
     )
-    request = EdgeRequest(
-        prompt_ids=ids,
-        params=question.params,
-        rule=question.rule,
-        relaxation=question.relaxation,
-        schedule=remote.schedule,
-        draft_length=remote.draft_length,
-        window=remote.window,
-        growth=remote.growth,
-        controller=controller,
-        controller_options=options,
-        calibration=str(remote.calibration) if remote.calibration else None,
-    )
+    request = replace(request, prompt_ids=ids)
     asyncio.run(_ask(config, request, vocabulary, drafter, remote, as_json=as_json))
+
+
+def _must_resolve(url: str) -> None:
+    """Raise OSError where the host has no address: a slip that no second try cures. The edge
+    itself goes on trying, for it may be between two networks in the middle of an answer."""
+    parts = urlsplit(url)
+    try:
+        socket.getaddrinfo(parts.hostname, None)
+    except socket.gaierror as error:
+        raise OSError(f"--cloud: cannot find {parts.hostname}: {error.strerror}") from None
+
+
+async def _first(steps: AsyncIterator[Step], runtime: Any) -> Step | None:
+    """The first step, or None if there is none. Raises CloudError when no verifier has greeted
+    for PATIENCE_S."""
+    waiting = asyncio.ensure_future(anext(steps, None))
+    try:
+        await asyncio.wait((waiting,), timeout=PATIENCE_S)
+        if not waiting.done() and runtime.peer is None:
+            message = f"no verifier has answered for {PATIENCE_S:g} s"
+            raise runtime.failure(Failed(session=0, code=Code.UNREACHABLE, message=message))
+        return await waiting
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def _ask(
@@ -125,30 +172,51 @@ async def _ask(
     with ExitStack() as stack:
         trace = None
         if remote.trace is not None:
-            trace = stack.enter_context(remote.trace.open("w", encoding="utf-8"))
+            trace = _Trace(stack.enter_context(remote.trace.open("a", encoding="utf-8")))
         async with EdgeRuntime(
             config, vocabulary.tokenizer, drafter, context_length=context
         ) as runtime:
             stream = await runtime.stream(request)
             began = time.monotonic()
             try:
-                async for step in stream:
+                steps = aiter(stream)
+                step = await _first(steps, runtime)
+                while step is not None:
                     if not as_json:
                         sys.stdout.write(step.text)
                         sys.stdout.flush()
                     if trace is not None:
                         trace.write(_record(time.monotonic() - began, step))
+                    step = await anext(steps, None)
             finally:
                 stream.close()
                 if not as_json and stream.result.generation.token_ids:
                     sys.stdout.write("\n")
                     sys.stdout.flush()
     result = stream.result
+    pace = runtime.peer.pace_ms if runtime.peer else 0.0
     if as_json:
-        console.print_json(result.as_dict())
+        console.print_json(result.as_dict() | {"target_pace_ms": pace})
         return
     line = f"{models.summary(result.generation)} · {result.schedule.value} · {_traffic(result)}"
+    if pace:
+        line += f" · each target call {pace:g} ms slower on purpose"
     console.messages().print(line, style="dim", markup=False)
+
+
+class _Trace:
+    """--trace FILE. It is opened at once, so that one that cannot be written is refused early; what
+    an earlier run left in it goes when there is something to put in its place."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._begun = False
+
+    def write(self, line: str) -> None:
+        if not self._begun and stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            self._file.truncate(0)
+        self._begun = True
+        self._file.write(line)
 
 
 def _record(seconds: float, step: Step) -> str:

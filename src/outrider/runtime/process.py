@@ -61,6 +61,7 @@ class CloudProcess:
         # the child sees the end.
         self._command = [
             sys.executable,
+            "-P",  # the folder that a user stands in may hold an outrider.py or a json.py
             "-m",
             "outrider",
             "cloud",
@@ -117,7 +118,8 @@ class CloudProcess:
             raise
         if not self.url:
             await self.stop()
-            raise CloudProcessError(self._said[-1] if self._said else "it ended at once")
+            last = self._said[-1] if self._said else "it ended at once"
+            raise CloudProcessError(last.removeprefix("error: "))
 
     @property
     def said(self) -> tuple[str, ...]:
