@@ -354,7 +354,7 @@ class Whim(Pilot):
         self._left -= 1
         self.alone += self._length == 0
 
-    def verdict(self, **facts: object) -> None:
+    def verdict(self, judged: object, now: float) -> None:
         self._round()
 
     def streamed(self, tokens: int, load: object, now: float) -> None:

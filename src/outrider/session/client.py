@@ -522,6 +522,7 @@ class EdgeClient:
         if live.phase is Phase.STALE:
             self.tally.reopened += 1
         self._enter(live, "OPEN sent", now)
+        session.ask(now)
         prompt = sequence.committed[: sequence.prompt_length]
         relaxation = session.relaxation
         try:

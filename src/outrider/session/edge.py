@@ -50,7 +50,7 @@ from outrider.proto.messages import (
     Verdict,
 )
 from outrider.session.generation import Generation, Round, Step
-from outrider.session.pilot import Pilot
+from outrider.session.pilot import Judged, Pilot
 
 FRAME_BYTES: Final = 6
 """What a DRAFT frame is long without its ids, about: a controller is told sizes, not counts."""
@@ -198,6 +198,10 @@ class EdgeSession:
             stop=self._pilot.stop_rule(),
         )
         return self._drafting
+
+    def ask(self, now: float) -> None:
+        """Find out whether the cloud should stream alone, before the session is opened there."""
+        self._window(now)
 
     def _window(self, now: float) -> int:
         """Most unjudged drafts now: the policy's, the controller's, and what has grown on it."""
@@ -349,15 +353,15 @@ class EdgeSession:
         """A block's verdict is in force: tell the controller, and let the window grow or not.
         The step with how it came about."""
         strict = accepted if strict is None else strict
-        self._pilot.verdict(
+        judged = Judged(
             start=start,
             drafted=drafted,
             accepted=accepted,
             strict=strict,
             tokens=len(step.tokens),
             load=load,
-            now=now,
         )
+        self._pilot.verdict(judged, now)
         if accepted < drafted:
             self._grown = 1.0
         elif drafted and self.policy.reach:

@@ -10,12 +10,15 @@ Rules:
 3. Network time comes from verdicts, less what the cloud says it spent. A streamed block may have
    waited behind another forward without that being anybody's queue, so there the smallest of
    the last `STREAM_SAMPLES` is taken.
-4. The prefill says nothing about a step's cost.
+4. The prefill says nothing about a step's cost and is nobody's round. The controller is asked
+   before it all the same: a session that is not to speculate says so when it opens, not a round
+   trip later.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 from outrider.control.base import MAX_LENGTH, Controller, Decision, Observation, Outcome
@@ -27,6 +30,21 @@ STREAM_SAMPLES: Final = 16
 """Streamed verdicts whose smallest network time counts (our default): a second or two."""
 MAX_MARKS: Final = 256
 """Sent frames whose verdict may still come: as many as the largest window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What became of a block."""
+
+    start: int = 0
+    """Position of its first draft."""
+    drafted: int = 0
+    accepted: int = 0
+    strict: int = 0
+    """Leading drafts that the strict rule had accepted."""
+    tokens: int
+    """Committed."""
+    load: Load
 
 
 class Pilot:
@@ -56,18 +74,8 @@ class Pilot:
     def sent(self, end: int, size: int, now: float) -> None:
         """A frame of about `size` bytes left with the drafts up to position `end`."""
 
-    def verdict(
-        self,
-        *,
-        start: int,
-        drafted: int,
-        accepted: int,
-        strict: int,
-        tokens: int,
-        load: Load,
-        now: float,
-    ) -> None:
-        """A block of `drafted` drafts from position `start` was judged; `tokens` committed."""
+    def verdict(self, judged: Judged, now: float) -> None:
+        """A block was judged."""
 
     def streamed(self, tokens: int, load: Load, now: float) -> None:
         """The cloud committed `tokens` on its own."""
@@ -127,27 +135,21 @@ class ControlledPilot(Pilot):
     def sent(self, end: int, size: int, now: float) -> None:
         self._marks.append((end, size, now))
 
-    def verdict(
-        self,
-        *,
-        start: int,
-        drafted: int,
-        accepted: int,
-        strict: int,
-        tokens: int,
-        load: Load,
-        now: float,
-    ) -> None:
+    def verdict(self, judged: Judged, now: float) -> None:
+        drafted = judged.drafted
         if drafted:
-            self._time(start + drafted, drafted + 1, load, now)
-            self._estimators.verdict(drafted=drafted, accepted=strict)
-        self._end_round(drafted=drafted, accepted=accepted, strict=strict, tokens=tokens, now=now)
+            self._time(judged.start + drafted, drafted + 1, judged.load, now)
+            self._estimators.verdict(drafted=drafted, accepted=judged.strict)
+        self._end_round(judged, now)
 
     def streamed(self, tokens: int, load: Load, now: float) -> None:
-        if self._prefilled and load.step_us:
+        if not self._prefilled:
+            self._prefilled = True
+            self._asked, self._began = False, now
+            return
+        if load.step_us:
             self._estimators.step(rows=1, seconds=load.step_us / 1e6)
-        self._prefilled = True
-        self._end_round(drafted=0, accepted=0, strict=0, tokens=tokens, now=now)
+        self._end_round(Judged(tokens=tokens, load=load), now)
 
     def _time(self, end: int, rows: int, load: Load, now: float) -> None:
         """Split the way of the frame that completed the block into network, queue and forward."""
@@ -166,19 +168,17 @@ class ControlledPilot(Pilot):
             network = min(self._network)
         self._estimators.round_trip(network=network, queue=queue, bytes_up=size, now=now)
 
-    def _end_round(
-        self, *, drafted: int, accepted: int, strict: int, tokens: int, now: float
-    ) -> None:
+    def _end_round(self, judged: Judged, now: float) -> None:
         outcome = Outcome(
             decision=self._decision,
-            drafted=drafted,
-            accepted=accepted,
-            strict=strict,
-            tokens=tokens,
+            drafted=judged.drafted,
+            accepted=judged.accepted,
+            strict=judged.strict,
+            tokens=judged.tokens,
             seconds=max(0.0, now - self._began),
             delay_state=self._delay_state,
         )
-        if self._asked and tokens:
+        if self._asked and judged.tokens:
             self._controller.observe(outcome, now)
         self._asked = False
         self._began = now
