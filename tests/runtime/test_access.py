@@ -467,6 +467,25 @@ def test_stopping_does_not_wait_for_a_peer_that_sleeps(monkeypatch: pytest.Monke
     run(work())
 
 
+def test_an_impatient_stop_ends_a_drain_at_once(monkeypatch: pytest.MonkeyPatch):
+    """As `outrider cloud` does at Ctrl-C: a session runs, its edge reads nothing any more."""
+    monkeypatch.setattr(cloud_module, "FINISH_S", 600.0)
+    monkeypatch.setattr(cloud_module, "HURRY_S", 0.05)
+
+    async def work() -> None:
+        async with server(pace=0.001) as verifier, stranger(verifier.port) as raw:
+            await raw.send(encode(opening()))
+            await until(lambda: verifier.service.forwards > 3)
+            raw.transport.pause_reading()
+            draining = asyncio.ensure_future(verifier.stop(drain=3600.0))
+            await asyncio.sleep(0)
+            await verifier.stop()
+            await draining
+            raw.transport.abort()
+
+    run(work())
+
+
 def test_a_drain_does_not_wait_for_sessions_that_nobody_carries(monkeypatch: pytest.MonkeyPatch):
     """The dead edge's session goes after DETACHED_S; the living one's answer is finished."""
     monkeypatch.setattr(cloud_module, "DETACHED_S", 0.05)

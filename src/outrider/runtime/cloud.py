@@ -54,7 +54,7 @@ DRAIN_CHECK_S: Final = 0.02
 FINISH_S: Final = 1.0
 """How long the last frames may take to leave, and then a peer to say goodbye."""
 HURRY_S: Final = 0.3
-"""The same when nothing is drained: Ctrl-C ends within a second, whoever sleeps."""
+"""The same once there is no time left to drain: Ctrl-C ends within a second, whoever sleeps."""
 DETACHED_S: Final = 3.0
 """How long a drain waits for a session that no connection carries: its edge resumes elsewhere."""
 
@@ -182,7 +182,7 @@ class CloudServer:
         while self.service.unfinished and time.monotonic() < self._stop_by:
             self._forget_lost()
             await asyncio.sleep(DRAIN_CHECK_S)
-        patience = FINISH_S if drain else HURRY_S
+        patience = FINISH_S if time.monotonic() < self._stop_by else HURRY_S
         await asyncio.gather(*(peer.finish(patience) for peer in list(self._peers.values())))
         if self._server is not None:
             self._server.close()
