@@ -402,25 +402,47 @@ def test_a_token_is_seen_nowhere(caplog: pytest.LogCaptureFixture):
 # -- strangers, and the end -------------------------------------------------------------------
 
 
-def test_strangers_who_never_ask_are_counted_and_let_go(monkeypatch: pytest.MonkeyPatch):
-    """Sockets before the upgrade have a cap and a time; behind them an edge gets in."""
+@contextlib.asynccontextmanager
+async def strangers(port: int, count: int) -> AsyncIterator[list[asyncio.Future[bytes]]]:
+    """Sockets that never say a word; each future is done when the server has closed its own."""
+    async with contextlib.AsyncExitStack() as stack:
+        ends: list[asyncio.Future[bytes]] = []
+        for _ in range(count):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.close)
+            ends.append(asyncio.ensure_future(reader.read()))
+        yield ends
+        for end in ends:
+            end.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
+
+
+def test_strangers_who_never_ask_are_counted(monkeypatch: pytest.MonkeyPatch):
+    """Sockets before the upgrade have a cap; when they go, an edge gets in."""
     monkeypatch.setattr(listening, "MAX_SOCKETS", 5)
-    monkeypatch.setattr(cloud_module, "OPEN_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(cloud_module, "OPEN_TIMEOUT_S", 600.0)
 
     async def work() -> None:
-        async with server() as verifier, contextlib.AsyncExitStack() as stack:
-            ends = []
-            for _ in range(12):
-                reader, writer = await asyncio.open_connection("127.0.0.1", verifier.port)
-                stack.callback(writer.close)
-                ends.append(asyncio.ensure_future(reader.read()))
-            await until(lambda: sum(end.done() for end in ends) >= 7)
-            assert len(verifier._guests) <= 5
-            await asyncio.wait(ends)  # the others' time is up
+        async with server() as verifier:
+            async with strangers(verifier.port, 12) as ends:
+                await until(lambda: sum(end.done() for end in ends) == 7)
+                assert len(verifier._guests) == 5
             await until(lambda: not verifier._guests)
             async with edge(verifier.port, drafter()) as runtime:
                 same(await hear(await runtime.stream(ask(SHORT))), alone(SHORT))
                 assert len(verifier._guests) == 1
+
+    run(work())
+
+
+def test_strangers_who_never_ask_are_let_go(monkeypatch: pytest.MonkeyPatch):
+    """Long before the library's own 10 s."""
+    monkeypatch.setattr(cloud_module, "OPEN_TIMEOUT_S", 0.05)
+
+    async def work() -> None:
+        async with server() as verifier, strangers(verifier.port, 3) as ends:
+            await asyncio.wait_for(asyncio.wait(ends), 6.0)
+            await until(lambda: not verifier._guests)
 
     run(work())
 
