@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from outrider.bench.schedules import Answer, Arm, Sample
-from outrider.core.tokens import Rule, SamplingParams
+from outrider.control.registry import CONTROLLERS
+from outrider.control.registry import parse as parse_controller
+from outrider.core.relaxation import Relaxation
+from outrider.core.relaxed import Policy, RelaxedRule
+from outrider.core.tokens import ParameterError, Rule, SamplingParams
 from outrider.runtime.edge import EdgeRequest, EdgeResult, EdgeRuntime
 from outrider.runtime.local import GenerationRequest, GenerationResult, LocalGenerator
 from outrider.session.schedules import Schedule
@@ -36,6 +42,7 @@ def sample(result: GenerationResult, *, up: int = 0, down: int = 0, forwards: in
         payload_up=up,
         payload_down=down,
         ids=result.token_ids,
+        relaxed=result.relaxed.relaxed if result.relaxed else 0,
     )
 
 
@@ -89,21 +96,59 @@ def in_process(generator: LocalGenerator, draft_length: int = 0) -> Answer:
     return answer
 
 
+RELAX_THRESHOLD: Final = 0.1
+RELAX_BUDGET: Final = 1.0
+"""Nats of JSD and total variation of the relaxed arms (our defaults)."""
+
+
+def wishes_of(text: str) -> dict[str, Any]:
+    """Fields of EdgeRequest from 'SCHEDULE/CONTROLLER/RULE', in any order and each once at most:
+    'plc/credit/e2sci', 'sync/auto', 'freerun/relaxed'. Rules: coupled, ratio, and the relaxed
+    ones, of which the published know no budget. Raises ParameterError for other words."""
+    wishes: dict[str, Any] = {}
+    for word in text.split("/"):
+        for field, value in _meaning(word).items():
+            if field in wishes:
+                raise ParameterError("arm", f"{text!r} names two of a kind")
+            wishes[field] = value
+    return {"schedule": Schedule.SYNC, **wishes}
+
+
+def _meaning(word: str) -> dict[str, Any]:
+    if word in set(Schedule) - {Schedule.EDGE_ONLY}:
+        return {"schedule": Schedule(word)}
+    if word in (Rule.COUPLED, Rule.RATIO):
+        return {"rule": Rule(word)}
+    if word in set(RelaxedRule):
+        rule = RelaxedRule(word)
+        budget = RELAX_BUDGET if rule is RelaxedRule.RELAXED else math.inf
+        policy = Policy(rule=rule, threshold=RELAX_THRESHOLD)
+        return {"rule": Rule.RELAXED, "relaxation": Relaxation(policy=policy, budget=budget)}
+    try:
+        name, options = parse_controller(word)
+    except ParameterError:
+        known = (*Schedule, Rule.COUPLED, Rule.RATIO, *RelaxedRule, *CONTROLLERS)
+        raise ParameterError("arm", f"{word!r} is none of {', '.join(known)}") from None
+    return {"controller": name, "controller_options": options}
+
+
 def standard_arms(
     runtime: EdgeRuntime,
     settings: Settings,
     *,
     alone: LocalGenerator | None = None,
     colocated: bool = True,
+    more: Sequence[str] = (),
 ) -> list[Arm]:
     """Cloud-only first (the baseline), then every schedule, the ratio rule's plain loop (the
-    fair baseline of the field: ids and q(x) up), co-located speculation, the edge alone."""
+    fair baseline of the field: ids and q(x) up), co-located speculation, the edge alone. `more`:
+    see `wishes_of`."""
 
-    def arm(name: str, schedule: Schedule, rule: Rule = Rule.COUPLED) -> Arm:
+    def arm(name: str, schedule: Schedule, rule: Rule = Rule.COUPLED, **wishes: Any) -> Arm:
         return Arm(
             name=name,
             schedule=schedule,
-            answer=over_the_link(runtime, schedule, settings, rule),
+            answer=over_the_link(runtime, schedule, settings, rule, **wishes),
             exact=rule is Rule.COUPLED,
         )
 
@@ -113,6 +158,7 @@ def standard_arms(
         arm("sync", Schedule.SYNC),
         arm("stream", Schedule.STREAM),
         arm("freerun", Schedule.FREERUN),
+        *(arm(text, **wishes_of(text)) for text in more),
     ]
     if colocated:
         arms.append(arm("colocated", Schedule.COLOCATED))

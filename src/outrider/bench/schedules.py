@@ -36,6 +36,8 @@ class Sample:
     """Bytes of protocol frames."""
     payload_down: int
     ids: tuple[int, ...]
+    relaxed: int = 0
+    """Tokens that stand although the target chose others (lossy rules)."""
 
 
 Answer = Callable[[tuple[int, ...], SamplingParams], Awaitable[Sample]]
@@ -82,6 +84,11 @@ class Arm:
         return self._sum(lambda s: s.accepted) / drafted if drafted else None
 
     @property
+    def relaxed(self) -> int:
+        """Tokens of all answers that the target did not choose."""
+        return int(self._sum(lambda s: s.relaxed))
+
+    @property
     def bytes_up(self) -> float:
         """Payload bytes a token, edge to cloud."""
         return self._sum(lambda s: s.payload_up) / self.tokens
@@ -113,6 +120,7 @@ class Arm:
             "acceptance": self.acceptance,
             "bytes_up_per_token": self.bytes_up,
             "bytes_down_per_token": self.bytes_down,
+            "relaxed_tokens": self.relaxed,
             "identical_to_cloud_only": self.same(baseline) if self.exact else None,
         }
 

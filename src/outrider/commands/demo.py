@@ -71,6 +71,14 @@ def demo(
             help="One process, no network: the target alone against co-located speculation.",
         ),
     ] = False,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC",
+            help="A further row, as SCHEDULE/CONTROLLER/RULE, any of them: sync/specstop, "
+            "plc/credit/e2sci, freerun/relaxed. May be repeated; sync/auto stands there anyway.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """See edge and cloud at work: a streamed answer, then every schedule on the same prompts.
@@ -105,6 +113,7 @@ def demo(
                 seeds=seeds,
                 max_tokens=max_tokens,
                 temperature=temperature,
+                arms=tuple(dict.fromkeys(("sync/auto", *(arm or ())))),
             ),
             as_json=as_json,
         )

@@ -24,6 +24,7 @@ COLOURS: Final = {
     Origin.CORRECTION: "yellow",
     Origin.BONUS: "cyan",
     Origin.TARGET: "blue",
+    Origin.RELAXED: "magenta",
 }
 LEGEND: Final = {
     Origin.DRAFT: "guessed by the draft, accepted",
@@ -50,15 +51,20 @@ class NetDemo:
     seeds: int
     max_tokens: int
     temperature: float
+    arms: tuple[str, ...] = ()
+    """Further ways to decode (bench.live.wishes_of)."""
 
 
 def run(demo: NetDemo, *, as_json: bool) -> None:
     """Start a cloud, talk to it over the shaped link, compare, say what it means. What cannot
     work is refused before anything is started."""
+    from outrider.bench.live import wishes_of
     from outrider.core.link import parse_link
     from outrider.runtime.edge import EdgeRequest
     from outrider.runtime.shaping import load_trace, usable
 
+    for text in demo.arms:
+        wishes_of(text)
     specs.refuse_bare("--target", demo.target)
     specs.refuse_bare("--draft", demo.draft)
     link = parse_link(demo.link, load=load_trace)
@@ -104,7 +110,7 @@ async def _run(demo: NetDemo, link: Link, params: SamplingParams, *, as_json: bo
             settings = Settings(draft_length=demo.draft_length, window=demo.window)
             if not as_json:
                 await _show(runtime, prompts[0], params, settings)
-            arms = standard_arms(runtime, settings, alone=alone)
+            arms = standard_arms(runtime, settings, alone=alone, more=demo.arms)
             await measure(arms, prompts, params, demo.seeds, quiet=as_json)
         if runtime.peer is not None:  # what the verifier says of itself goes into the report
             demo = replace(demo, pace_ms=runtime.peer.pace_ms)
@@ -198,6 +204,11 @@ def _verdict(arms: list[Arm], *, pinned: bool) -> list[str]:
         f"Same ids in all {len(exact)} exact arms: {answers} of {answers} answers."
         if same
         else "Answers differ between exact arms: please report this."
+    ]
+    lines += [
+        f"{a.name} is lossy: {a.relaxed} of {a.tokens} tokens are not the target's choice."
+        for a in arms
+        if a.relaxed
     ]
     losing = [a.name for a in arms[1:] if a.exact and a.ratio(baseline) > 1.03]
     if losing:
