@@ -82,7 +82,7 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
             )
             for _ in range(args.sessions)
         ]
-        for schedule in SCHEDULES:
+        for schedule in (Schedule(name) for name in args.schedules.split(",")):
             arms: dict[str, list[tuple[float, list[EdgeResult]]]] = {
                 "alone": [],
                 "one connection": [],
@@ -141,6 +141,7 @@ def main() -> int:
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--draft", default="small")
     parser.add_argument("--link", default="rtt=50ms,up=5mbit,down=20mbit")
+    parser.add_argument("--schedules", default=",".join(SCHEDULES))
     parser.add_argument("--pace", type=float, default=0.0)
     found = asyncio.run(run(parser.parse_args()))
     print(json.dumps(found))

@@ -14,6 +14,7 @@ from outrider.control.costs import (
     PRIOR_WEIGHT,
     PrefixCurve,
     RowCosts,
+    SharedCosts,
     share_rows,
     worth_judging,
 )
@@ -185,3 +186,29 @@ def test_shares_are_the_best_of_all_shares(chances, rows, points):  # type: igno
     taken = share_rows(survivals, costs, rows=rows, tokens=float(rows))
     best = max(rate(c) for c in itertools.product(*(range(len(s) + 1) for s in survivals)))
     assert rate(taken) >= best * (1 - 1e-9)
+
+
+def test_rows_of_several_sessions_cost_what_they_cost_together():
+    base = RowCosts([(1, 1.0), (8, 1.0), (9, 2.0), (16, 2.0)])
+    shared = SharedCosts()
+    assert shared.of(1, base) is base
+    assert shared.of(8, base).seconds(12) == 2.0, "not measured: tried"
+    for _ in range(60):
+        shared.observe(8, 8, 1.6, base)
+        shared.observe(12, 8, 5.0, base)
+    together = shared.of(8, base)
+    assert together.seconds(8) == pytest.approx(1.6)
+    assert together.seconds(12) == pytest.approx(5.0, rel=0.05)
+    assert shared.of(2, base).seconds(8) == 1.0, "two sessions are another octave"
+    assert share_rows([[0.4]] * 8, together) == [0] * 8
+    for _ in range(600):  # not used any more: what one bad hour taught is forgotten
+        shared.observe(8, 8, 1.6, base)
+    assert together.seconds(12) == pytest.approx(2.0 * 1.6, rel=0.1)
+
+
+def test_nonsense_teaches_nothing_about_sharing():
+    base = RowCosts([(1, 1.0)])
+    shared = SharedCosts()
+    for rows, sessions, seconds in ((4, 1, 9.0), (1, 2, 9.0), (4, 2, 0.0), (4, 2, float("nan"))):
+        shared.observe(rows, sessions, seconds, base)
+    assert shared.of(2, base).seconds(4) == 1.0

@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 FORGET: Final = 0.98
 """Weight kept a round by old observations: about the last 50 rounds count (our default)."""
@@ -20,6 +20,11 @@ PRIOR_ACCEPTANCE: Final = 0.6
 """Acceptance of a draft token assumed before anything was seen (our default)."""
 PRIOR_WEIGHT: Final = 4.0
 """Observations that the prior is worth."""
+
+SHARING_RATE: Final = 0.1
+"""Weight of a new forward in what sharing costs: about ten forwards count (our default)."""
+SHARING_DRIFT: Final = 0.005
+"""How fast an unused factor of sharing is forgotten, a forward (our default)."""
 
 SEED_WEIGHT: Final = 50
 """Observations that a row count measured before is worth: from there on it is only followed."""
@@ -129,13 +134,68 @@ class RowCosts:
         return t1 + slope * (rows - r1)
 
 
+class Costs(Protocol):
+    """t_v(rows): what a forward over so many rows takes."""
+
+    def seconds(self, rows: int) -> float: ...
+
+
+class SharedCosts:
+    """t_v(rows, sessions): the curve of one session, times what sharing a forward costs.
+
+    Rows of several sessions are not rows of one: their caches have other lengths, and an engine
+    may need a pass for each. The factor is learnt by octave of sessions and of rows; where none
+    was measured it is taken for 1, so that it is tried. A factor that is not used drifts back to
+    that of fewer rows, so that one slow forward is not believed for ever.
+    """
+
+    __slots__ = ("_factors",)
+
+    def __init__(self) -> None:
+        self._factors: dict[tuple[int, int], float] = {}
+
+    def observe(self, rows: int, sessions: int, seconds: float, base: RowCosts) -> None:
+        """A forward over `rows` rows of `sessions` sessions took `seconds`."""
+        if sessions < 2 or rows < sessions or not seconds > 0.0:
+            return
+        octave, here = (rows - 1).bit_length(), sessions.bit_length()
+        factor = seconds / base.seconds(rows)
+        known = self._factors.get((here, octave))
+        self._factors[here, octave] = (
+            factor if known is None else known + SHARING_RATE * (factor - known)
+        )
+        for (group, other), value in list(self._factors.items()):
+            if group == here and other > octave:
+                below = self._factors.get((here, octave), value)
+                self._factors[group, other] = value + SHARING_DRIFT * (min(below, value) - value)
+
+    def of(self, sessions: int, base: RowCosts) -> Costs:
+        """The curve of a forward that `sessions` sessions share."""
+        return base if sessions < 2 else _Shared(base, self._factors, sessions.bit_length())
+
+
+class _Shared:
+    __slots__ = ("_base", "_factors", "_sessions")
+
+    def __init__(
+        self, base: RowCosts, factors: Mapping[tuple[int, int], float], sessions: int
+    ) -> None:
+        self._base = base
+        self._factors = factors
+        self._sessions = sessions
+
+    def seconds(self, rows: int) -> float:
+        factor = self._factors.get((self._sessions, (rows - 1).bit_length()), 1.0)
+        return self._base.seconds(rows) * factor
+
+
 def worth_judging(pending: int, curve: PrefixCurve, costs: RowCosts) -> int:
     """How many of `pending` drafts to judge in one forward: tokens per second at their best."""
     return share_rows([curve.survival(pending)], costs)[0]
 
 
 def share_rows(
-    survivals: Sequence[Sequence[float]], costs: RowCosts, *, rows: int = 0, tokens: float = 0.0
+    survivals: Sequence[Sequence[float]], costs: Costs, *, rows: int = 0, tokens: float = 0.0
 ) -> list[int]:
     """How many drafts of each session to judge in one forward that all share.
 

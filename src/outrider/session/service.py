@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from outrider.control.costs import RowCosts, share_rows
+from outrider.control.costs import RowCosts, SharedCosts, share_rows
 from outrider.core.draft import Draft as CoreDraft
 from outrider.core.ledger import Ledger
 from outrider.core.relaxed import Policy
@@ -136,6 +136,8 @@ class CloudService:
         """`text`: makes a fresh text stream of the target's tokenizer, for stop strings."""
         self.config = config
         self.costs = costs or RowCosts()
+        """Of one session alone in a forward."""
+        self._sharing = SharedCosts()
         self.late_frames = 0
         """Hot frames that came for sessions already gone."""
         self.forwards = 0
@@ -466,7 +468,8 @@ class CloudService:
             most = min(entry.session.usable, max(0, room))
             survivals.append(entry.session.curve.survival(most))
             room -= most
-        counts = share_rows(survivals, self.costs, rows=rows, tokens=tokens)
+        costs = self._sharing.of(len(taken) + len(choosing), self.costs)
+        counts = share_rows(survivals, costs, rows=rows, tokens=tokens)
         return [*taken, *zip(choosing, counts, strict=True)]
 
     def _may_run(self, entry: _Entry) -> bool:
@@ -478,7 +481,9 @@ class CloudService:
         self.forwards += 1
         rows = sum(len(r.rows) for r in results)
         if rows == sum(r.fed for r in results):  # a prefill says nothing about a step's cost
-            self.costs.observe(rows, now - started)
+            if len(results) == 1:
+                self.costs.observe(rows, now - started)
+            self._sharing.observe(rows, len(results), now - started, self.costs)
         out: list[Outgoing] = []
         for result in results:
             entry = self._running.pop(result.key)
