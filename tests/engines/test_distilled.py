@@ -32,14 +32,7 @@ from outrider.engines.decoder import (  # noqa: E402
     geometry_of,
     target_fingerprint,
 )
-from outrider.engines.distilled import (  # noqa: E402
-    DistilledModel,
-    Int4Linear,
-    Int8Linear,
-    Linear,
-    make_product,
-    merged_layer,
-)
+from outrider.engines.distilled import DistilledModel, merged_layer  # noqa: E402
 from outrider.engines.drafters import ShowsHidden  # noqa: E402
 from outrider.engines.draftfile import (  # noqa: E402
     DraftFile,
@@ -53,6 +46,12 @@ from outrider.engines.draftfile import (  # noqa: E402
     read,
     save,
     unpack,
+)
+from outrider.engines.products import (  # noqa: E402
+    Int4Linear,
+    Int8Linear,
+    Linear,
+    make_product,
 )
 from tiny import CONTEXT, FAMILIES, feed, fresh_rows, full_rows  # noqa: E402
 

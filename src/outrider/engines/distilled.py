@@ -15,6 +15,7 @@ promises no bit-identity.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,12 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from outrider.engines.base import (
     Block,
-    ContextOverflowError,
-    EngineError,
     FloatRow,
     IdArray,
     ModelInfo,
@@ -45,97 +44,27 @@ from outrider.engines.decoder import (
     target_fingerprint,
 )
 from outrider.engines.draftfile import DraftFile, difference, read
+from outrider.engines.products import Product, make_product, resolve
+from outrider.engines.slotbook import SlotBook
 from outrider.engines.slots import LayerShape, Slot, SlotStore
 
 if TYPE_CHECKING:
     from outrider.engines.load import Loaded
 
 DEFAULT_SLOTS: Final = 16
-OPERATORS: Final = {"int8": "_weight_int8pack_mm", "int4": "_weight_int4pack_mm_for_cpu"}
-"""torch's operator for each kind of narrow product."""
 PREFILL_ROWS: Final = 256
 """Most rows of one pass: bounds the activations and the mask of a long prompt."""
-INT8_ROWS: Final = 8
-"""Up to so many rows the narrow operators are the faster ones; beyond, weights are widened."""
-INT8_WIDTH: Final = 16
-"""The int8 operator wants a multiple of it as width."""
-INT4_GROUP: Final = 32
-INT4_ROWS: Final = 64
-"""The int4 operator wants a multiple of it as number of outputs."""
-COMPUTE: Final = ("auto", "int8", "int4", "bfloat16", "float32")
 
 
-class Linear:
-    """x [n, inputs] -> x W^T [n, outputs], W held plainly, in the dtype of x."""
+@dataclass(slots=True, kw_only=True)
+class DraftSlot(Slot):
+    """A slot, and what `DistilledModel.hidden` shows of it."""
 
-    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
-        """`weight` float32 [outputs, inputs]."""
-        self.parameters = weight.numel()
-        self._weight = weight.to(dtype)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self._weight)
+    last: tuple[int, Tensor] | None = None
+    """Ids held when it was computed, and the residual stream [1, hidden] of the last of them."""
 
 
-class Int8Linear:
-    """The same with W in int8, one scale a row."""
-
-    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
-        self.parameters = weight.numel()
-        scale = (weight.abs().amax(1) / 127).clamp_min(1e-12)
-        self._weight = (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
-        self._scale = scale.to(dtype)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if len(x) <= INT8_ROWS:
-            return torch._weight_int8pack_mm(x, self._weight, self._scale)
-        return linear(x, self._weight.to(x.dtype)) * self._scale
-
-
-class Int4Linear:
-    """The same with W in 4 bits, a scale and an offset for every INT4_GROUP inputs.
-
-    A third of the time of int8 for a layer that is not in the cache. Targets that come as Q4_1
-    have just this form already, so their unchanged layers lose next to nothing."""
-
-    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
-        self.parameters = weight.numel()
-        rows, columns = weight.shape
-        entries = weight.reshape(rows, columns // INT4_GROUP, INT4_GROUP)
-        low, high = entries.aminmax(dim=-1, keepdim=True)
-        scale = ((high - low) / 15).clamp_min(1e-12)
-        codes = ((entries - low) / scale).round().clamp(0, 15)
-        packed = codes.to(torch.int32).view(rows, columns)
-        self._weight = torch._convert_weight_to_int4pack_for_cpu(packed, 1)
-        # The operator computes (code - 8) * scale + offset; pairs by group, then row.
-        pairs = torch.cat([scale, low + 8 * scale], -1)
-        self._pairs = pairs.transpose(0, 1).contiguous().to(dtype)
-        # Kept a second time for many rows, where the operator's cost grows with each of them.
-        self._codes = (codes - 8).to(torch.int8)
-        self._wide = pairs.to(dtype)[..., None]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if len(x) <= INT8_ROWS:
-            return torch._weight_int4pack_mm_for_cpu(x, self._weight, INT4_GROUP, self._pairs)
-        weight = self._codes.to(x.dtype) * self._wide[:, :, 0] + self._wide[:, :, 1]
-        return linear(x, weight.view(len(weight), -1))
-
-
-Product = Linear | Int8Linear | Int4Linear
-
-
-def make_product(weight: Tensor, dtype: torch.dtype, kind: str) -> Product:
-    """The narrowest form of `weight` that `kind` allows and the operators can take."""
-    rows, columns = weight.shape
-    if kind == "int4" and columns % INT4_GROUP == 0 and rows % INT4_ROWS == 0:
-        return Int4Linear(weight, dtype)
-    # The int8 kernel reads whole vectors: other widths give it junk behind each row (NaN).
-    if kind in ("int8", "int4") and columns % INT8_WIDTH == 0:
-        return Int8Linear(weight, dtype)
-    return Linear(weight, dtype)
-
-
-class DistilledModel:
+class DistilledModel(SlotBook[DraftSlot]):
     """A distilled draft behind the LanguageModel protocol."""
 
     def __init__(
@@ -156,8 +85,14 @@ class DistilledModel:
         made of, the embedding and the head are read). `fingerprint`, `vocab_size`,
         `eos_token_ids`: of the target's tokenizer, which the draft shares."""
         geometry = draft.header.geometry
+        embedding = embedding_of(state)
+        super().__init__(
+            max_slots=max_slots,
+            context_length=min(context_length or geometry.context, geometry.context),
+            id_count=len(embedding),
+        )
         self._geometry = geometry
-        self._kind = _resolve(compute, device, draft.header.precision)
+        self._kind = resolve(compute, device, draft.header.precision)
         dtype = torch.float32 if self._kind == "float32" else torch.bfloat16
         self._dtype, self._device = dtype, torch.device(device)
 
@@ -169,7 +104,7 @@ class DistilledModel:
         if int(support[-1]) >= vocab:
             raise UnsupportedModelError(f"{name} guesses ids that the tokenizer does not have")
         self._support: IdArray = support.numpy().astype(np.int64)
-        self._embedding = embedding_of(state).to(self._device, dtype)
+        self._embedding = embedding.to(self._device, dtype)
         head = head_of(state)[support].float().to(self._device)
         # Four bits are too few where single rows decide which id comes first.
         self._head = make_product(head, dtype, "int8" if self._kind == "int4" else self._kind)
@@ -178,7 +113,6 @@ class DistilledModel:
             {n: make(t) if n in MATRICES else t.to(self._device, dtype) for n, t in layer.items()}
             for layer in (merged_layer(draft, state, i) for i in range(len(draft.header.layers)))
         ]
-        self._context = min(context_length or geometry.context, geometry.context)
         self._cos, self._sin = _rotary(geometry.rope, self._context, dtype, self._device)
         shape = LayerShape(
             heads=geometry.kv_heads, key_dim=geometry.head_dim, value_dim=geometry.head_dim
@@ -186,9 +120,6 @@ class DistilledModel:
         self._store = SlotStore(
             (shape,) * len(self._layers), context=self._context, dtype=dtype, device=self._device
         )
-        self._slots: dict[int, Slot] = {}
-        self._states: dict[int, tuple[int, Tensor]] = {}
-        self._max_slots = max_slots
         self._passes = 0
         self._info = ModelInfo(
             name=name,
@@ -215,42 +146,6 @@ class DistilledModel:
     def passes(self) -> int:
         return self._passes
 
-    def open(self) -> int:
-        for number in range(self._max_slots):
-            if number not in self._slots:
-                self._slots[number] = Slot()
-                return number
-        raise EngineError(f"all {self._max_slots} slots are taken; close one or raise max_slots")
-
-    def close(self, slot: int) -> None:
-        self._slot(slot)
-        del self._slots[slot]
-        self._states.pop(slot, None)
-
-    def tokens(self, slot: int) -> tuple[int, ...]:
-        return tuple(self._slot(slot).ids)
-
-    def length(self, slot: int) -> int:
-        return len(self._slot(slot).ids)
-
-    def truncate(self, slot: int, length: int) -> None:
-        held = self._slot(slot)
-        if not 0 <= length <= len(held.ids):
-            raise SlotError(f"cannot truncate slot {slot} of {len(held.ids)} ids to {length}")
-        del held.ids[length:]
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        old, new = self._slot(source), self._slot(target)
-        if new.ids:
-            raise SlotError(f"slot {target} is not empty")
-        if not 0 <= length <= len(old.ids):
-            raise SlotError(f"slot {source} holds {len(old.ids)} ids, not {length}")
-        self._states.pop(target, None)
-        if length:
-            with torch.inference_mode():
-                self._store.copy(old, new, length)
-        new.ids.extend(old.ids[:length])
-
     def forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
         """One pass per block and per PREFILL_ROWS rows: a draft serves one request at a time,
         so sharing passes between slots would buy nothing here."""
@@ -262,8 +157,7 @@ class DistilledModel:
                 # needs no clean-up: the ids are extended last.
                 self._store.reserve(slot, block.start + len(block.tokens))
                 out.append(self._run(slot, block))
-        for slot, block in zip(slots, blocks, strict=True):
-            slot.ids.extend(block.tokens)
+        self._extend(slots, blocks)
         return out
 
     def hidden(self, slot: int) -> FloatRow:
@@ -273,14 +167,14 @@ class DistilledModel:
         Raises SlotError when the newest position was not the last one computed: after
         `truncate` or `copy_prefix`, or in an empty slot."""
         held = self._slot(slot)
-        length, state = self._states.get(slot, (0, None))
+        length, state = held.last or (0, None)
         if state is None or length != len(held.ids):
             raise SlotError(f"slot {slot} has no state at position {len(held.ids) - 1}")
         with torch.inference_mode():
             row: FloatRow = self._normed(state)[0].float().cpu().numpy()
         return row
 
-    def _run(self, slot: Slot, block: Block) -> FloatRow:
+    def _run(self, slot: DraftSlot, block: Block) -> FloatRow:
         """Rows of logits [block.rows, len(support)] of one block."""
         found: list[Tensor] = []
         skip = len(block.tokens) - block.rows
@@ -292,7 +186,7 @@ class DistilledModel:
                 found.append(self._logits(hidden[len(piece) - wanted :]))
         # A copy of one row, or a long prompt's activations would stay alive behind it.
         last = hidden if len(hidden) == 1 else hidden[-1:].clone()
-        self._states[block.slot] = (block.start + len(block.tokens), last)
+        slot.last = (block.start + len(block.tokens), last)
         if not found:
             return np.empty((0, len(self._support)), np.float32)
         rows = found[0] if len(found) == 1 else torch.cat(found)
@@ -364,28 +258,13 @@ class DistilledModel:
         result: Tensor = x + layer["down"](silu(gate) * up)
         return result
 
-    def _check(self, blocks: Sequence[Block]) -> list[Slot]:
-        """The blocks' slots, after every check that a forward has to pass."""
-        slots = [self._slot(block.slot) for block in blocks]
-        if len({block.slot for block in blocks}) != len(blocks):
-            raise SlotError("a slot may occur in one block of a forward only")
-        for block, slot in zip(blocks, slots, strict=True):
-            end = block.start + len(block.tokens)
-            if block.start != len(slot.ids):
-                raise SlotError(
-                    f"block starts at {block.start}, but slot {block.slot} holds {len(slot.ids)}"
-                )
-            if not 0 <= min(block.tokens) <= max(block.tokens) < len(self._embedding):
-                raise SlotError(f"token ids must be in 0..{len(self._embedding) - 1}")
-            if end > self._context:
-                raise ContextOverflowError(f"{end} tokens exceed the context of {self._context}")
-        return slots
+    def _new(self) -> DraftSlot:
+        return DraftSlot()
 
-    def _slot(self, number: int) -> Slot:
-        slot = self._slots.get(number)
-        if slot is None:
-            raise SlotError(f"no open slot {number}")
-        return slot
+    def _copy(self, source: DraftSlot, target: DraftSlot, length: int) -> None:
+        target.last = None
+        with torch.inference_mode():
+            self._store.copy(source, target, length)
 
 
 def merged_layer(draft: DraftFile, state: State, index: int) -> Layer:
@@ -450,20 +329,6 @@ def _target_weights(name: str) -> tuple[State, Any]:
 
     model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)
     return model.state_dict(), model.config
-
-
-def _resolve(compute: str, device: str, precision: str) -> str:
-    """What the products run in; 'auto' takes the file's own choice on a CPU whose torch has
-    the operator."""
-    if compute not in COMPUTE:
-        raise EngineError(f"unknown dtype {compute!r} of a draft; use one of {', '.join(COMPUTE)}")
-    on_cpu = torch.device(device).type == "cpu"
-    able = [kind for kind, operator in OPERATORS.items() if on_cpu and hasattr(torch, operator)]
-    if compute in OPERATORS and compute not in able:
-        raise EngineError(f"no {compute} products on {device} in this torch; use dtype bfloat16")
-    if compute == "auto":
-        return precision if precision in able else "bfloat16"
-    return compute
 
 
 def _rotary(

@@ -11,8 +11,8 @@ Two settings (SYSTEM.md, Numerics):
   came to hold its ids (block by block, after a rollback, rebuilt elsewhere, copied).
 * otherwise: shapes as they come, which is cheaper.
 
-Rules of state: a slot's ids change only when a whole `forward` has succeeded. A failed one
-leaves ids and lengths as they were and wipes what it may have written behind them.
+Rules of state: those of `slotbook.py`, and a failed `forward` wipes what it may have written
+behind the ids.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ from transformers import AttentionInterface
 
 from outrider.engines.base import (
     Block,
-    ContextOverflowError,
     EngineError,
     FloatRow,
     IdArray,
     ModelInfo,
-    SlotError,
     UnsupportedModelError,
 )
 from outrider.engines.hf_config import usable_context
@@ -44,6 +42,7 @@ from outrider.engines.hf_support import (
 )
 from outrider.engines.passes import Pass, plan_bucketed, plan_plain, wanted_rows
 from outrider.engines.rowwise import make_rowwise
+from outrider.engines.slotbook import SlotBook
 from outrider.engines.slots import (
     ATTENTION,
     STEP,
@@ -63,7 +62,7 @@ PLAIN_ROWS: Final = 512
 """Most rows of a pass with deterministic off: bounds activations during a long prefill."""
 
 
-class HFModel:
+class HFModel(SlotBook[Slot]):
     """A transformers causal language model behind the LanguageModel protocol."""
 
     def __init__(
@@ -84,11 +83,16 @@ class HFModel:
         attention function from here on. `vocab_size`: ids the tokenizer can produce; None
         takes the model's whole width. `gather`: deterministic attention in one call over
         copied spans instead of one call a slot; None: on GPUs."""
-        if rows < 1 or max_slots < 1:
-            raise EngineError(f"rows={rows} and max_slots={max_slots} must be at least 1")
+        if rows < 1:
+            raise EngineError(f"rows={rows} must be at least 1")
         require_supported(model.config, type(model), deterministic=deterministic)
+        weight = model.get_input_embeddings().weight
+        super().__init__(
+            max_slots=max_slots,
+            context_length=usable_context(model.config, context_length),
+            id_count=int(weight.shape[0]),
+        )
         self._model = model.eval()
-        self._context = usable_context(model.config, context_length)
         probed = probe(model)
         AttentionInterface.register(ATTENTION, slot_attention)
         model.set_attn_implementation(ATTENTION)
@@ -96,17 +100,13 @@ class HFModel:
             make_rowwise(model)
         self._cache = SlotCache(len(probed.shapes))
         self._cache_keyword = cache_keyword(model)
-        weight = model.get_input_embeddings().weight
         self._like: Tensor = weight
         self._gather = bool(weight.is_cuda) if gather is None else gather
         self._store = SlotStore(
             probed.shapes, context=self._context, dtype=weight.dtype, device=weight.device
         )
-        self._slots: dict[int, Slot] = {}
-        self._max_slots = max_slots
         self._rows = rows
         self._passes = 0
-        self._ids = int(weight.shape[0])
         width = int(model.get_output_embeddings().weight.shape[0])
         if vocab_size is not None and not 0 < vocab_size <= width:
             raise UnsupportedModelError(
@@ -143,40 +143,6 @@ class HFModel:
         """Rows of a deterministic pass."""
         return self._rows
 
-    def open(self) -> int:
-        for number in range(self._max_slots):
-            if number not in self._slots:
-                self._slots[number] = Slot()
-                return number
-        raise EngineError(f"all {self._max_slots} slots are taken; close one or raise max_slots")
-
-    def close(self, slot: int) -> None:
-        self._slot(slot)
-        del self._slots[slot]
-
-    def tokens(self, slot: int) -> tuple[int, ...]:
-        return tuple(self._slot(slot).ids)
-
-    def length(self, slot: int) -> int:
-        return len(self._slot(slot).ids)
-
-    def truncate(self, slot: int, length: int) -> None:
-        held = self._slot(slot)
-        if not 0 <= length <= len(held.ids):
-            raise SlotError(f"cannot truncate slot {slot} of {len(held.ids)} ids to {length}")
-        del held.ids[length:]
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        old, new = self._slot(source), self._slot(target)
-        if new.ids:
-            raise SlotError(f"slot {target} is not empty")
-        if not 0 <= length <= len(old.ids):
-            raise SlotError(f"slot {source} holds {len(old.ids)} ids, not {length}")
-        if length:
-            with torch.inference_mode():
-                self._store.copy(old, new, length)
-        new.ids.extend(old.ids[:length])
-
     def forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
         return self._append(blocks, self._check(blocks))
 
@@ -198,8 +164,7 @@ class HFModel:
         finally:
             if not finished:
                 self._undo(slots)
-        for slot, block in zip(slots, blocks, strict=True):
-            slot.ids.extend(block.tokens)
+        self._extend(slots, blocks)
         return out
 
     def _run(
@@ -261,36 +226,17 @@ class HFModel:
             )
         return rows
 
-    def _check(self, blocks: Sequence[Block]) -> list[Slot]:
-        """The blocks' slots, after every check that a forward has to pass."""
-        slots = [self._slot(block.slot) for block in blocks]
-        if len({block.slot for block in blocks}) != len(blocks):
-            raise SlotError("a slot may occur in one block of a forward only")
-        for block, slot in zip(blocks, slots, strict=True):
-            if block.start != len(slot.ids):
-                raise SlotError(
-                    f"block starts at {block.start}, but slot {block.slot} holds {len(slot.ids)}"
-                )
-            if not 0 <= min(block.tokens) <= max(block.tokens) < self._ids:
-                raise SlotError(f"token ids must be in 0..{self._ids - 1}")
-        for block in blocks:
-            if block.start + len(block.tokens) > self._context:
-                raise ContextOverflowError(
-                    f"{block.start + len(block.tokens)} tokens exceed the context of "
-                    f"{self._context}"
-                )
-        return slots
+    def _new(self) -> Slot:
+        return Slot()
+
+    def _copy(self, source: Slot, target: Slot, length: int) -> None:
+        with torch.inference_mode():
+            self._store.copy(source, target, length)
 
     def _undo(self, slots: Sequence[Slot]) -> None:
         with torch.inference_mode():
             for slot in slots:
                 slot.wipe(len(slot.ids))
-
-    def _slot(self, number: int) -> Slot:
-        slot = self._slots.get(number)
-        if slot is None:
-            raise SlotError(f"no open slot {number}")
-        return slot
 
     def _try_out(self, probed: Probe) -> None:
         """Run the probe's tokens through a slot: a model that goes around our cache or our

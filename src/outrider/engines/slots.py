@@ -28,6 +28,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from outrider.engines.base import UnsupportedModelError
 from outrider.engines.passes import bucket
+from outrider.engines.slotbook import SlotRecord
 
 ATTENTION: Final = "outrider_slots"
 """Name under which `slot_attention` is registered with transformers."""
@@ -50,10 +51,9 @@ class LayerShape:
 
 
 @dataclass(slots=True, kw_only=True)
-class Slot:
+class Slot(SlotRecord):
     """One sequence: its ids, and keys and values per layer as [heads, capacity, dim]."""
 
-    ids: list[int] = field(default_factory=list)
     capacity: int = 0
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)

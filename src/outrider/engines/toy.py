@@ -15,15 +15,8 @@ from typing import Final
 import numpy as np
 
 from outrider.core import rng
-from outrider.engines.base import (
-    Block,
-    ContextOverflowError,
-    EngineError,
-    FloatRow,
-    IdArray,
-    ModelInfo,
-    SlotError,
-)
+from outrider.engines.base import Block, FloatRow, IdArray, ModelInfo
+from outrider.engines.slotbook import SlotBook, SlotRecord
 
 Law = Callable[[tuple[int, ...]], FloatRow]
 """Context (all ids so far, at least one) to logits, float32 [vocab_size]."""
@@ -100,7 +93,7 @@ def blend_law(first: Law, second: Law, share: float, seed: int) -> Law:
     return law
 
 
-class ToyModel:
+class ToyModel(SlotBook[SlotRecord]):
     """A `LanguageModel` whose distribution is known."""
 
     def __init__(
@@ -115,11 +108,9 @@ class ToyModel:
         support: IdArray | None = None,
         max_slots: int = MAX_SLOTS,
     ) -> None:
+        super().__init__(max_slots=max_slots, context_length=context_length, id_count=vocab_size)
         self._law = law
         self._support = support
-        self._max_slots = max_slots
-        self._slots: dict[int, list[int]] = {}
-        self._next = 0
         self._passes = 0
         mark = fingerprint or hashlib.sha256(f"toy-{vocab_size}".encode()).hexdigest()
         self._info = ModelInfo(
@@ -145,75 +136,26 @@ class ToyModel:
     def passes(self) -> int:
         return self._passes
 
-    @property
-    def open_slots(self) -> int:
-        """Slots in use; tests ask after cancelled requests."""
-        return len(self._slots)
-
-    def open(self) -> int:
-        if len(self._slots) >= self._max_slots:
-            raise EngineError(f"all {self._max_slots} slots are taken: close one first")
-        self._next += 1
-        self._slots[self._next] = []
-        return self._next
-
-    def close(self, slot: int) -> None:
-        self._ids(slot)
-        del self._slots[slot]
-
-    def tokens(self, slot: int) -> tuple[int, ...]:
-        return tuple(self._ids(slot))
-
-    def length(self, slot: int) -> int:
-        return len(self._ids(slot))
-
-    def truncate(self, slot: int, length: int) -> None:
-        ids = self._ids(slot)
-        if not 0 <= length <= len(ids):
-            raise SlotError(f"cannot cut slot {slot} of {len(ids)} tokens to {length}")
-        del ids[length:]
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        ids = self._ids(source)
-        if self._ids(target):
-            raise SlotError(f"slot {target} is not empty")
-        if not 0 <= length <= len(ids):
-            raise SlotError(f"slot {source} holds {len(ids)} tokens, not {length}")
-        self._slots[target] = ids[:length]
-
     def forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
-        self._check(blocks)
+        slots = self._check(blocks)
         self._passes += 1
-        return [self._append(block) for block in blocks]
+        rows = [self._rows(slot, block) for slot, block in zip(slots, blocks, strict=True)]
+        self._extend(slots, blocks)
+        return rows
 
-    def _check(self, blocks: Sequence[Block]) -> None:
-        if len({b.slot for b in blocks}) != len(blocks):
-            raise SlotError("one slot occurs twice in a forward")
-        for block in blocks:
-            length = len(self._ids(block.slot))
-            if block.start != length:
-                raise SlotError(f"slot {block.slot} holds {length} tokens, not {block.start}")
-            if any(not 0 <= t < self._info.vocab_size for t in block.tokens):
-                raise SlotError(f"ids must be in [0, {self._info.vocab_size})")
-            if length + len(block.tokens) > self._info.context_length:
-                raise ContextOverflowError(
-                    f"{length} + {len(block.tokens)} tokens exceed the context of "
-                    f"{self._info.context_length}"
-                )
+    def _new(self) -> SlotRecord:
+        return SlotRecord()
 
-    def _append(self, block: Block) -> FloatRow:
-        ids = self._slots[block.slot]
-        ids.extend(block.tokens)
+    def _copy(self, source: SlotRecord, target: SlotRecord, length: int) -> None:
+        """The ids are all there is."""
+
+    def _rows(self, slot: SlotRecord, block: Block) -> FloatRow:
+        """Rows [block.rows, width] behind the last tokens of the block."""
+        ids = (*slot.ids, *block.tokens)
         width = self._info.vocab_size if self._support is None else len(self._support)
         rows = np.empty((block.rows, width), dtype=np.float32)
         first = len(ids) - block.rows
         for i in range(block.rows):
-            row = self._law(tuple(ids[: first + i + 1]))
+            row = self._law(ids[: first + i + 1])
             rows[i] = row if self._support is None else row[self._support]
         return rows
-
-    def _ids(self, slot: int) -> list[int]:
-        try:
-            return self._slots[slot]
-        except KeyError:
-            raise SlotError(f"no slot {slot}") from None
