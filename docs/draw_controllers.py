@@ -179,7 +179,7 @@ def figure(width: float, height: float) -> Any:
 def save(drawn: Any, name: str) -> None:
     PICTURES.mkdir(exist_ok=True)
     path = PICTURES / f"{name}.svg"
-    drawn.savefig(path, metadata={"Date": None})
+    drawn.savefig(path, metadata={"Date": None, "Creator": None})
     # Tenths of a point are enough, and half the size.
     text = re.sub(r"\d+\.\d\d+", lambda m: f"{float(m[0]):.1f}", path.read_text("utf-8"))
     text = re.sub(r"(?m)^ +|[ \t]+$", "", re.sub(r"'DejaVu Sans'[^;\"]*", "sans-serif", text))
