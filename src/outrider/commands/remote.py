@@ -156,7 +156,10 @@ async def _first(steps: AsyncIterator[Step], runtime: Any) -> Step | None:
         await asyncio.wait((waiting,), timeout=PATIENCE_S)
         if not waiting.done() and runtime.peer is None:
             message = f"no verifier has answered for {PATIENCE_S:g} s"
-            raise runtime.failure(Failed(session=0, code=Code.UNREACHABLE, message=message))
+            error = runtime.failure(Failed(session=0, code=Code.UNREACHABLE, message=message))
+            words = str(error).removesuffix(f" ({error.code.value})")
+            error.args = (f"{words}; is outrider cloud running there?",)
+            raise error
         return await waiting
     finally:
         waiting.cancel()

@@ -9,7 +9,8 @@ The first byte is the kind. Cold kinds are followed by a MessagePack map; hot ki
     RELAXED  kind session epoch start drafted accepted id queue step strict count mark*
              spent max_jsd                                     (float64 each)
     TOKENS   kind session start queue step count id*
-    PROPOSALS kind session epoch start drafted accepted first queue step count (id float64)*
+    PROPOSALS kind session epoch start drafted accepted first queue step count id* float64*
+             (all ids, then all p(id))
     CORRECT  kind session position tag value      tag 0: value = token; tag 1: value = have
     ROW      kind session position count ids weights            (int32*, float32*, little-endian)
 

@@ -808,7 +808,7 @@ class EdgeStream:
             tpot_s=(self._marks[-1][0] - first) / later if later else None,
             total_s=(self._marks[-1][0] if self._marks else now) - self._started,
             draft_s=self._runtime.draft_seconds - self._draft_s,
-            target_s=0.0,
+            target_s=None,
         )
 
 

@@ -82,8 +82,8 @@ class Timing:
     total_s: float
     draft_s: float
     """Spent drafting."""
-    target_s: float
-    """Spent in the target's forward passes."""
+    target_s: float | None
+    """Spent in the target's forward passes; None where they ran behind a network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
