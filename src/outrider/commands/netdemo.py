@@ -9,29 +9,16 @@ from typing import Any, Final
 
 from rich.markup import escape
 from rich.progress import Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from outrider.bench.prompts import PROMPTS
 from outrider.bench.schedules import Arm, compare
 from outrider.commands import console, models, specs
+from outrider.commands.demotable import COLOURS, legend, report
 from outrider.commands.errors import CommandError
 from outrider.core.link import Link
-from outrider.core.tokens import Origin, SamplingParams
+from outrider.core.tokens import SamplingParams
 
-COLOURS: Final = {
-    Origin.DRAFT: "green",
-    Origin.CORRECTION: "yellow",
-    Origin.BONUS: "cyan",
-    Origin.TARGET: "blue",
-    Origin.RELAXED: "magenta",
-}
-LEGEND: Final = {
-    Origin.DRAFT: "guessed by the draft, accepted",
-    Origin.CORRECTION: "corrected by the target",
-    Origin.BONUS: "target, behind accepted guesses",
-    Origin.TARGET: "target alone (free-run)",
-}
 CLOUD_CORE: Final = 0
 EDGE_CORE: Final = 1
 
@@ -119,7 +106,7 @@ async def _run(demo: NetDemo, link: Link, params: SamplingParams, *, as_json: bo
     if as_json:
         console.print_json(_facts(demo, name, arms, pinned=pinned))
     else:
-        _report(demo, name, arms, pinned=pinned)
+        report(demo, name, arms, pinned=pinned)
 
 
 async def _show(runtime: Any, prompt: tuple[int, ...], params: SamplingParams, how: Any) -> None:
@@ -140,11 +127,8 @@ async def _show(runtime: Any, prompt: tuple[int, ...], params: SamplingParams, h
     finally:
         stream.close()
         out.print()
-    legend = Text()
-    for origin, meaning in LEGEND.items():
-        legend.append("■ ", style=COLOURS[origin])
-        legend.append(f"{meaning}   ", style="dim")
-    out.print(legend)
+    coloured = out.color_system is not None and not out.no_color
+    out.print(legend(stream.result.origins, coloured=coloured))
 
 
 async def measure(
@@ -167,61 +151,6 @@ async def measure(
         task = progress.add_task("measuring", total=len(arms) * len(prompts) * seeds)
         async for done in compare(arms, prompts, params, seeds=range(seeds)):
             progress.update(task, completed=done)
-
-
-def _report(demo: NetDemo, draft: str, arms: list[Arm], *, pinned: bool) -> None:
-    baseline = arms[0]
-    pace = f", target {demo.pace_ms:.0f} ms slower a forward on purpose" if demo.pace_ms else ""
-    title = f"{demo.target} with {draft}, {demo.link}, T={demo.temperature:g}{pace}"
-    table = Table(title=escape(title))
-    table.add_column("schedule")
-    for heading in ("ms/token", "ratio", "forwards", "accepted", "bytes"):
-        table.add_column(heading, justify="right")
-    for arm in arms:
-        accepted = "-" if arm.acceptance is None else f"{arm.acceptance:.0%}"
-        table.add_row(
-            escape(arm.name),
-            f"{arm.ms_per_token:.1f}",
-            f"{arm.ratio(baseline):.2f}",
-            f"{arm.forwards_per_token:.2f}",
-            accepted,
-            f"{arm.bytes_up + arm.bytes_down:.1f}",
-        )
-    table.caption = "ratio: time per token to cloud-only's; forwards, bytes: a token"
-    out = console.facts()
-    out.print()
-    out.print(table)
-    for line in _verdict(arms, pinned=pinned):
-        out.print(line, style="dim")
-
-
-def _verdict(arms: list[Arm], *, pinned: bool) -> list[str]:
-    """What the table means, in words, also where it speaks against speculation."""
-    baseline, exact = arms[0], [a for a in arms if a.exact]
-    answers = len(baseline.samples)
-    same = all(a.same(baseline) == answers for a in exact)
-    lines = [
-        f"Same ids in all {len(exact)} exact arms: {answers} of {answers} answers."
-        if same
-        else "Answers differ between exact arms: please report this."
-    ]
-    lines += [
-        f"{a.name} is lossy: {a.relaxed} of {a.tokens} tokens are not the target's choice."
-        for a in arms
-        if a.relaxed
-    ]
-    losing = [a.name for a in arms[1:] if a.exact and a.ratio(baseline) > 1.03]
-    if losing:
-        lines.append(f"Slower than plain streaming from the cloud here: {', '.join(losing)}.")
-    best = min((a for a in arms[1:] if a.exact), key=lambda a: a.ratio(baseline))
-    gain = 1 / best.ratio(baseline)
-    if gain > 1.03:
-        lines.append(f"Fastest: {best.name}, {gain:.2f}x cloud-only streaming.")
-    else:
-        lines.append("Speculation does not pay here: no schedule beats cloud-only streaming.")
-    if not pinned:
-        lines.append("Edge and cloud share all cores of this machine: read ratios, not times.")
-    return lines
 
 
 def _facts(demo: NetDemo, draft: str, arms: list[Arm], *, pinned: bool) -> dict[str, Any]:
