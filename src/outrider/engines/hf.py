@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from outrider.engines import kernels  # noqa: F401  it speaks to MKL before the first product
 from outrider.engines.base import (
     Block,
     EngineError,

@@ -35,6 +35,7 @@ from outrider.engines.base import (
 )
 from outrider.engines.drafters import Drafter, ModelDrafter
 from outrider.engines.hf_config import number, usable_context
+from outrider.engines.selfcheck import require_bits
 from outrider.engines.tokenizer import (
     ByteTokenizer,
     HFTokenizer,
@@ -86,7 +87,9 @@ def load_target(
 ) -> Loaded:
     """Load a target. `dtype` 'auto': bfloat16 for the built-in, else the checkpoint's own.
     `device` 'auto': CUDA where there is one. `threads`: of torch on the CPU, for the whole
-    process. `rows`: of a deterministic pass. `context_length`: less than the model's own."""
+    process. `rows`: of a deterministic pass. `context_length`: less than the model's own.
+
+    A deterministic target is tried before it is returned: EngineError where it is none here."""
     wish = _Wish(
         dtype=dtype,
         device=device,
@@ -99,9 +102,10 @@ def load_target(
     _check_names(wish)
     if spec == "toy" or spec.startswith("toy:"):
         return _load_toy(spec, max_slots=max_slots)
-    if spec.startswith("builtin:"):
-        return _load_builtin(spec, wish)
-    return _load_pretrained(spec, wish)
+    load = _load_builtin if spec.startswith("builtin:") else _load_pretrained
+    loaded = load(spec, wish)
+    require_bits(loaded.model)
+    return loaded
 
 
 def load_vocabulary(spec: str) -> Loaded:
