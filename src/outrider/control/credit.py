@@ -59,6 +59,9 @@ HYSTERESIS: Final = 0.05
 """In units of credit (our default)."""
 REFRESH: Final = 2
 """Least rounds between two changes (our default)."""
+T_MIN: Final = 0.02
+"""T_min without a calibration (our default). Not 0: the published rule then accepts nothing, strict
+credit stays 0, and T with it for ever."""
 MAX_MEMORY: Final = 1000
 """Longest history and buffer: memory is bounded (I7)."""
 
@@ -247,7 +250,7 @@ def _by_table(table: Table) -> Guide:
 
 
 def _law(facts: ControllerFacts, calibration: Calibration | None) -> ThresholdLaw:
-    base = calibration.law if calibration else ThresholdLaw()
+    base = calibration.law if calibration else ThresholdLaw(t_min=T_MIN)
     try:
         return ThresholdLaw(
             t_base=facts.option("t_base", base.t_base, 0.0, LN2),
