@@ -9,6 +9,8 @@ TESTS ?= tests
 # Test processes; one a core.
 JOBS ?= auto
 ARGS ?=
+# Scripts of `make bench`: those that need no data.
+BENCH ?= core_cost wire_cost loopback step_cost network sessions controllers e2sci regret sketches
 
 VENV := .venv
 STAMP := $(VENV)/.stamp
@@ -49,12 +51,10 @@ format: $(STAMP) ## rewrite the code in the house format, fix what lint can fix
 	@$(PY) -m ruff format $(CODE)
 	@$(PY) -m ruff check --fix $(CODE)
 
-bench: $(STAMP) ## the measurements behind the README's tables (minutes)
+bench: $(STAMP) ## the measurements that need no data; BENCH=network ARGS="..." runs one (long)
 	@$(PY) -m outrider pull
-	$(PY) bench/core_cost.py
-	$(PY) bench/step_cost.py
-	@if test -n "$$OUTRIDER_DATA"; then $(PY) bench/identity.py $(ARGS); \
-	  else echo "bench/identity.py asks real questions: name their folder in OUTRIDER_DATA"; fi
+	@set -e; for name in $(BENCH); do echo "== bench/$$name.py $(ARGS)"; $(PY) bench/$$name.py $(ARGS); done
+	@echo "Those on real questions: OUTRIDER_DATA=folder make bench BENCH=identity (CONTRIBUTING.md)"
 
 setup: $(STAMP) ## the virtual environment only (the other chores do this themselves)
 	@echo "ready: $(VENV)"

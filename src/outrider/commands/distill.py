@@ -175,6 +175,7 @@ def _show(report: DistillReport) -> None:
         pairs = [(was.greedy, now.greedy), (was.with_lookup, now.with_lookup)]
         pairs += [(was.overlap[t], now.overlap[t]) for t in ("0.7", "1.0")]
         table.add_row(now.task, *(f"{a:.2f} > {b:.2f}" for a, b in pairs))
+    table.caption = "lookup first: the draft guesses only where lookup finds nothing to copy"
     out = console.facts()
     out.print(table)
     out.print(
