@@ -187,6 +187,45 @@ def test_the_architecture_page_names_every_folder():
     assert folders - table == set()
 
 
+def test_every_invariant_cited_is_on_the_architecture_page():
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    stated = re.findall(r"^\* \*\*(I\d+)\*\* ", page, re.M)
+    assert stated == [f"I{n}" for n in range(1, 11)]
+    cited = {n for path in SOURCES for n in re.findall(r"\bI\d+\b", path.read_text("utf-8"))}
+    assert len(cited) > 5
+    assert cited <= set(stated)
+
+
+def test_every_measurement_is_listed_and_make_bench_runs_those_without_data():
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    runs, asks = page.split("These ask real questions")
+    by_make = re.search(r"^BENCH \?= (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.M)
+    assert by_make
+    assert re.findall(r"^\| `(\w+)\.py`", runs, re.M) == by_make[1].split()
+    listed = {*by_make[1].split(), *re.findall(r"^\| `(\w+)\.py`", asks, re.M), "prompts"}
+    assert listed == {path.stem for path in (ROOT / "bench").glob("*.py")}
+
+
+def test_the_documents_state_the_patience_of_the_code():
+    from outrider.commands.remote import PATIENCE_S
+    from outrider.session.client import GIVE_UP_AFTER
+
+    for name in ("README.md", "docs/protocol.md"):
+        text = " ".join((ROOT / name).read_text("utf-8").split())
+        assert re.search(rf"waits (?:only )?{PATIENCE_S:g} s for a", text), name
+        assert f"{GIVE_UP_AFTER:g} s" in text, name
+
+
+def test_nothing_cites_a_page_that_a_clone_has_not():
+    """`docs/name.md` in source, tests and documents leads somewhere; private notes do not."""
+    here = Path(__file__)
+    for path in (*SOURCES, *DOCS, *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").glob("*.py")):
+        text = "" if path == here else path.read_text("utf-8")
+        assert not re.findall(r"\b(?:SYSTEM|PAPERS|STYLE|LAYOUT)(?:\.md)?\b", text), path
+        named = set(re.findall(r"\bdocs/\w+\.md", text))
+        assert {name for name in named if not (ROOT / name).is_file()} == set(), path
+
+
 # -- packaging --------------------------------------------------------------------------------
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

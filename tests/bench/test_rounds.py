@@ -74,7 +74,7 @@ def test_a_survival_curve_falls(points: tuple[float, ...], tail: float):
 
 
 def test_published_best_lengths_of_the_simulation():
-    """alpha = .7, c_d = 1, c_v = .5 ms, one-way delays in ms (PAPERS.md 3)."""
+    """alpha = .7, c_d = 1, c_v = .5 ms, one-way delays in ms (docs/papers.md, 3)."""
     for ms, best in {5: 3, 10: 5, 30: 7, 50: 8, 100: 10, 200: 12, 500: 14}.items():
         assert int(np.argmin(at(simulated(1e-3 * ms), 1e-3 * ms))) == best
 

@@ -438,8 +438,8 @@ def test_what_a_length_per_state_costs_and_saves(
     draft, verify, survival, levels, by_rounds, by_time
 ):
     """The module docstring's figures, from the printed costs and curves of both testbeds with a
-    bare round trip of 9.5 ms (PAPERS.md 3). Half of the rounds at each level: one length for both
-    is best, and each state's own costs more. Half of the time: the other way round."""
+    bare round trip of 9.5 ms (docs/papers.md, 3). Half of the rounds at each level: one length for
+    both is best, and each state's own costs more. Half of the time: the other way round."""
     tokens = expected_tokens(survival)
 
     def costs(delay: float) -> list[float]:

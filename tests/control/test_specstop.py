@@ -54,7 +54,7 @@ def constant(alpha: float) -> Known:
 # ------------------------------------------------------------------------------ published tables
 
 ONE_WAY = (0, 5, 20, 40, 55, 83, 111, 150)
-"""Delays of the published table, ms (PAPERS.md 3)."""
+"""Delays of the published table, ms (docs/papers.md, 3)."""
 QWEN = (0.462, 0.328, 0.256, 0.214, 0.188, 0.166, 0.144, 0.110, 0.088, 0.082)
 LLAMA = (0.382, 0.288, 0.226, 0.196, 0.170, 0.140, 0.124, 0.116, 0.102, 0.082)
 
@@ -106,7 +106,7 @@ def test_best_k_table(survival, draft, verify, means, ours, by_means, published)
 
 
 def test_simulated_list():
-    """alpha = .7, c_d = 1, c_v = .5 ms: k* at d = 5..500 (PAPERS.md 3), all seven agree."""
+    """alpha = .7, c_d = 1, c_v = .5 ms: k* at d = 5..500 (docs/papers.md, 3), all seven agree."""
     tokens = expected_tokens(geometric(0.7, 40))
     got = [
         best_length(linear_costs(1.0, 0.5, d, 40), tokens) for d in (5, 10, 30, 50, 100, 200, 500)
@@ -138,7 +138,7 @@ ALPHAS = (0.7, 0.8, 0.85, 0.9, 0.95)
     ],
 )
 def test_rtt_ceiling_table(plain, draft, sync, streaming):
-    """PAPERS.md 0, "RTT ceiling against cloud AR". Every cell agrees within the rounding, if
+    """docs/papers.md, 0, "RTT ceiling against cloud AR". Every cell agrees within the rounding, if
     lengths stop at 40: at 100/10/.95 the best length is 45, which would give 1261."""
     for alpha, r_sync, r_streaming in zip(ALPHAS, sync, streaming, strict=True):
         got = rtt_ceiling(alpha, draft=draft, plain=plain, lengths=range(1, 41))
@@ -346,7 +346,7 @@ def test_a_window_in_literal_numbers():
     # W = 10 covers the 100 ms under way: no stall, and more brings nothing
     assert seconds[10] == pytest.approx((0.050 / (1 - 0.5**5) + 0.090) / 2)
     assert seconds[20] == pytest.approx(seconds[10])
-    # that is PAPERS.md 0's streaming row
+    # that is the streaming row of docs/papers.md, 0
     assert seconds[10] == pytest.approx(0.5 * (5 * 0.010 / (1 - 0.5**5) + 0.040 + 0.050))
 
 

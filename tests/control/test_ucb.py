@@ -65,7 +65,7 @@ def test_the_bonus_is_published_in_milliseconds():
 
 
 def test_the_published_bonus_is_nearly_nothing():
-    """PAPERS.md 3, scale problem: about .1 % of a cost of 150 ms a token after a hundred plays."""
+    """docs/papers.md, 3, scale problem: .1 % of a cost of 150 ms a token after a hundred plays."""
     table = RatioTable(1, 1.0)
     for _ in range(100):
         table.add(came(1, 1, 0.15))

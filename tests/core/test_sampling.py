@@ -468,7 +468,7 @@ def test_law_of_filtered_draws():
 
 
 def match_probability(p: list[Fraction], q: list[Fraction]) -> float:
-    """SYSTEM.md: sum over v of 1 / (sum over u of max(p_u/p_v, q_u/q_v))."""
+    """docs/architecture.md: sum over v of 1 / (sum over u of max(p_u/p_v, q_u/q_v))."""
     total = Fraction(0)
     for a, b in zip(p, q, strict=True):
         if a and b:

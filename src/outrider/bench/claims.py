@@ -1,8 +1,8 @@
 """What was published of UCB-SpecStop, beside what rounds of the published costs give.
 
-Numbers are of arXiv 2606.20591 and its authors' repository (PAPERS.md 3). A reported figure is
-one run on a testbed; it holds here when a run of the model may give it: when it lies in the middle
-95 % of the seeds.
+Numbers are of arXiv 2606.20591 and its authors' repository (docs/papers.md, 3). A reported figure
+is one run on a testbed; it holds here when a run of the model may give it: when it lies in the
+middle 95 % of the seeds.
 """
 
 from __future__ import annotations

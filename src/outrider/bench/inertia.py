@@ -1,6 +1,6 @@
 """Does acceptance have inertia? Statistics of window acceptance rates, and their controls.
 
-E2-SCI (PAPERS.md 1) rests on "credit inertia": rates of neighbouring windows correlate, and a
+E2-SCI (docs/papers.md, 1) rests on "credit inertia": rates of neighbouring windows correlate, and a
 window that follows a history H of k windows with mean(H) > tau_high is accepted far more often
 than one after mean(H) < tau_low. Both would also be seen if every prompt had a fixed acceptance
 of its own and windows within a prompt were independent: easy prompts beside hard ones suffice.

@@ -1,6 +1,6 @@
 """Worlds of `bench.rounds`: the true cost, acceptance and delay of a round, and the published ones.
 
-Two testbeds of UCB-SpecStop (arXiv 2606.20591; PAPERS.md 3) and its simulation stand here by
+Two testbeds of UCB-SpecStop (arXiv 2606.20591; docs/papers.md, 3) and its simulation stand here by
 name. What is printed there: draft time per token and verification time per token at k = 1 and
 k = 10, P(L >= k) for k = 1..10 with a fitted tail, and a bare round trip of "about 9-10 ms". What
 is ours: the time of k drafts, and of a verification, is linear in k through those two points.
@@ -157,7 +157,7 @@ ONE_WAY: Final = (0.0, 0.005, 0.020, 0.040, 0.055, 0.083, 0.111, 0.150)
 """One-way delays of the published sweep, seconds."""
 BARE_ROUND_TRIP: Final = 0.0095
 """Of the testbed without netem: "about 9-10 ms"."""
-SOURCE: Final = "arXiv 2606.20591, authors' repository: raw tables (PAPERS.md 3)"
+SOURCE: Final = "arXiv 2606.20591, authors' repository: raw tables (docs/papers.md, 3)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +231,7 @@ def simulated(delay: float, *, alpha: float = 0.7, max_length: int = 20) -> Worl
 
 
 def slow_target(delay: float, *, max_length: int = 16) -> World:
-    """A cloud that streams alone at 60 ms a token, drafts at 5 ms, acceptance .8 (SYSTEM.md).
+    """A cloud that streams alone at 60 ms a token, drafts at 5 ms, acceptance .8 (ours).
 
     Here k = 0 is a choice: with a long enough link nothing synchronous beats streaming.
     """
@@ -243,5 +243,5 @@ def slow_target(delay: float, *, max_length: int = 16) -> World:
         delays=Steady(delay),
         plain=0.060,
         max_length=max_length,
-        source="SYSTEM.md, Schedules: the small event simulation",
+        source="ours: the small event simulation",
     )

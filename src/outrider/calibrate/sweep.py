@@ -1,8 +1,8 @@
 """The sweep: thresholds {theta_j} and windows W for each bin of the credit, and the labels.
 
-E2-SCI (PAPERS.md 1, Predictor): for each r try candidate thresholds, note acceptance, accuracy
-and latency; label = argmin of E[T_seg | r] - gamma E[L_acc | r]. Two things it leaves open, and
-what we do:
+E2-SCI (docs/papers.md, 1, Predictor): for each r try candidate thresholds, note acceptance,
+accuracy and latency; label = argmin of E[T_seg | r] - gamma E[L_acc | r]. Two things it leaves
+open, and what we do:
 
 * Nothing in that objective speaks against a loose threshold, so by itself it always picks the
   loosest. "Accuracy" must bound it: a label needs Acc >= delta (`control.credit`, rule 5).

@@ -1,6 +1,6 @@
 """Training of the five-layer predictor g(r, dr) -> (omega, W) on a sweep (torch).
 
-E2-SCI trains on the lookup table with the loss E sum (T_seg - lambda L_acc) (PAPERS.md 1,
+E2-SCI trains on the lookup table with the loss E sum (T_seg - lambda L_acc) (docs/papers.md, 1,
 Predictor) and says no more. Ours: first the network imitates the labels, then the published loss
 itself is lowered on the sweep's surfaces, interpolated between their thresholds and windows so
 that it has a gradient; lambda is the labels' gamma. Acc below delta costs extra, and moves the

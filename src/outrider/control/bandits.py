@@ -1,7 +1,7 @@
 """Learners without a model: a draft length is an arm, its cost is seconds per token.
 
-Two of the baselines of UCB-SpecStop (arXiv 2606.20591; PAPERS.md 3), as they are told there, and
-what all learners over lengths share. Arms are the lengths 1..max_length; "do not speculate" is
+Two of the baselines of UCB-SpecStop (arXiv 2606.20591; docs/papers.md, 3), as they are told there,
+and what all learners over lengths share. Arms are the lengths 1..max_length; "do not speculate" is
 not an arm. None of these forgets: they are baselines (`ucb-scaled` forgets).
 
 The bonus terms of the paper are added to costs in milliseconds, without a unit of their own:
@@ -42,7 +42,7 @@ def lowest(low: int, high: int, score: Callable[[int], float]) -> int:
 
 
 class NaiveUcb:
-    """Lower confidence bound on the mean of the per-round ratios N/A (PAPERS.md 3, baselines).
+    """Lower confidence bound on the mean of the per-round ratios N/A (docs/papers.md, 3).
 
     k_t = argmin mean(N/A) - beta * sqrt(ln t / T_k), after every arm was played once. The mean of
     ratios is not the ratio of means: what it settles on need not have the fewest seconds a token.

@@ -1,4 +1,4 @@
-"""What a controller is: told facts, asked one question (SYSTEM.md, Controllers).
+"""What a controller is: told facts, asked one question (docs/controllers.md).
 
 A controller says how many drafts may be unjudged: the block length K of the synchronous loop,
 the window of the streaming schedules. 0 means "do not speculate now": the cloud then streams
@@ -58,7 +58,7 @@ class Estimates:
     """Seconds a byte takes upwards (1 / bandwidth)."""
     byte_down: float = 0.0
     credit: float = 0.5
-    """r: smoothed strict acceptance of recent windows (E2-SCI; PAPERS.md 1)."""
+    """r: smoothed strict acceptance of recent windows (E2-SCI; docs/papers.md, 1)."""
     credit_change: float = 0.0
     """r(t) - r(t-1)."""
     delay_state: int = 0

@@ -3,7 +3,7 @@
 One JSON file, `calibration.json`, in a folder: table, predictor and provenance are always of one
 run, and a rename puts all of it in place at once. Reading it runs no code.
 
-The table gives T* and W* for each bin of the credit r (E2-SCI; PAPERS.md 1, Predictor). The
+The table gives T* and W* for each bin of the credit r (E2-SCI; docs/papers.md, 1, Predictor). The
 predictor, trained on the same sweep, gives (omega, W) from r and its change. `ThresholdLaw` is
 the published rule that turns omega into a threshold; omega means nothing without its constants,
 so they are stored with the predictor.
@@ -44,7 +44,7 @@ class ModelFacts(_Stored, frozen=True, kw_only=True):
 
 class ThresholdLaw(_Stored, frozen=True, kw_only=True):
     """T = clip(T_base + alpha * omega * (r - tau_credit), T_min, T_max), nats of JSD
-    (E2-SCI; PAPERS.md 1, Threshold rule). The paper states none of the constants."""
+    (E2-SCI; docs/papers.md, 1, Threshold rule). The paper states none of the constants."""
 
     t_base: float = 0.1
     """Our default."""

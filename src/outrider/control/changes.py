@@ -3,7 +3,7 @@
 * `PageHinkley`: a two-sided cumulative-sum test (Page 1954) on standardised samples. It says how
   many samples ago the change began, so that a mean can start again from those.
 * `DelayLevels`: which of a few levels the delay is at, given or learnt. These are the states of
-  the contextual and Markov controllers (PAPERS.md 3, Alg 2 and Thm 4).
+  the contextual and Markov controllers (docs/papers.md, 3, Alg 2 and Thm 4).
 
 No paper here states a change detector; all constants are our defaults.
 """

@@ -2,11 +2,12 @@
 
 * `RowCosts`: t_v(rows), seconds of one target forward by its number of rows, measured online.
 * `PrefixCurve`: S(i) = P(the first i drafts of a block all stand), learnt from verdicts; one
-  rejection at index i tells about every shorter prefix too (PAPERS.md 3, "What we should build").
+  rejection at index i tells about every shorter prefix too (docs/papers.md, 3).
 
 `worth_judging` puts them together: judge the m drafts that maximise
-(1 + S(1) + ... + S(m)) / t_v(m + 1), never assuming that rows are free (SYSTEM.md, Free-run).
-`share_rows` is the same for sessions that share a forward: what pays alone may not pay for all.
+(1 + S(1) + ... + S(m)) / t_v(m + 1), never assuming that rows are free (docs/architecture.md,
+Free-run). `share_rows` is the same for sessions that share a forward: what pays alone may not pay
+for all.
 """
 
 from __future__ import annotations

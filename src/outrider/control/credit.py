@@ -1,4 +1,4 @@
-"""`credit`: window and threshold from credit inertia (E2-SCI; PAPERS.md 1).
+"""`credit`: window and threshold from credit inertia (E2-SCI; docs/papers.md, 1).
 
 As published: a history of the last k window acceptance rates, credit
 r(t) = (1 - beta) r(t-1) + beta p_acc(t), (omega, W) = g(r, r(t) - r(t-1)),
@@ -9,7 +9,7 @@ everything else is an option here, with our default.
 Rules, where the paper leaves room:
 
 1. Rates are those of the *strict* rule, whatever rule is in force: a relaxed one would raise the
-   credit that relaxed it (PAPERS.md 1, Cautions).
+   credit that relaxed it (docs/papers.md, 1, Cautions).
 2. p_acc(t) = E[L_acc] / W: the expectation is the mean over the history, so k = 1 smooths by
    beta alone. The first window sets r; before it r = tau_credit, hence T = T_base.
 3. A calibration brings the k, beta, delta and threshold law it was made with; options come

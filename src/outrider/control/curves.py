@@ -1,9 +1,9 @@
 """A prefix curve for block heads that differ from their tails.
 
 Published prefix curves have a heavy head: the first draft falls at 46 or 38 %, those behind it at
-70 to 90 % of what is left (PAPERS.md 3: "geometric alpha mis-fits"). Indices that were seen seldom
-then have more in common with the one before them than with the mean of all, which the first index
-dominates.
+70 to 90 % of what is left (docs/papers.md, 3: "geometric alpha mis-fits"). Indices that were seen
+seldom then have more in common with the one before them than with the mean of all, which the first
+index dominates.
 """
 
 from __future__ import annotations

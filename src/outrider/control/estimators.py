@@ -10,7 +10,7 @@ Rules:
    then starts again from the rounds since the change.
 3. The network's time is a round trip less queue and forward, which the verdict tells, and less
    what its bytes took. Given or learnt delay levels are kept beside it.
-4. Credit is computed from the strict rule alone (PAPERS.md 1, Cautions).
+4. Credit is computed from the strict rule alone (docs/papers.md, 1, Cautions).
 5. Bad facts are ignored: NaN, infinite or negative times, times above MAX_SECONDS, zero rows,
    counts below 1. Clamped: more accepted than drafted, queue and forward beyond the time that
    passed (the network took 0 then), slopes of bytes to [0, MAX_BYTE_SECONDS]. A clock that goes
@@ -52,7 +52,7 @@ SPREAD_LEAST: Final = 0.0002
 SPREAD_RATE: Final = 0.1
 
 BETA: Final = 0.3
-"""Of credit (E2-SCI; PAPERS.md 1)."""
+"""Of credit (E2-SCI; docs/papers.md, 1)."""
 HISTORY: Final = 5
 """Window rates kept: k of E2-SCI."""
 CREDIT_START: Final = 0.5

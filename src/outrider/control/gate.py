@@ -8,7 +8,7 @@ from outrider.control.base import ControllerFacts
 
 STRIKES: Final = 2
 """Decisions in a row that must disagree with the present state (two strikes as in AWC,
-arXiv 2511.21669; PAPERS.md 6)."""
+arXiv 2511.21669; docs/papers.md, 6)."""
 PROBE: Final = 1.0 / 8.0
 """Most rounds that are probes while speculation is off (our default)."""
 BURDEN: Final = 0.01

@@ -1,4 +1,4 @@
-"""The stop head of SpecDec++ (PAPERS.md 7): will this draft token stand? In numpy.
+"""The stop head of SpecDec++ (docs/papers.md, 7): will this draft token stand? In numpy.
 
 Published: residual SiLU blocks (3) on the drafter's last hidden state, trained with a class
 weight of 6 on rejections. Two things are ours:

@@ -9,7 +9,7 @@ lambda (Dinkelbach) the problem is
 
 and lambda is the price at which the mean of V(1, s), over the states in which rounds begin, is
 0. As printed the recursion counts n c_d and lambda B(n) twice; this is the corrected form
-(PAPERS.md 3, arXiv 2606.20591 Thm 4).
+(docs/papers.md, 3, arXiv 2606.20591 Thm 4).
 
 Thresholds k*(s), the first n at which stopping in s is optimal, are said to rise with s where
 d rises and P is stochastically monotone. That is not enough [ours]: waiting must also not look

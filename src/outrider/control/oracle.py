@@ -4,9 +4,9 @@ It is given the true law of a round (seconds and expected tokens of every length
 of every round to come. No edge knows either, so it stands in no registry: the bench makes it.
 
 The figure of merit is seconds per token over many rounds, sum N / sum B, a ratio of sums and
-not a sum of ratios (PAPERS.md 3, Thm 6 and the remark there). Its minimum over the lengths of all
-rounds is found by Dinkelbach's iteration: with the present ratio c, every round takes the k that
-minimises N(k) - c*B(k); repeat with the ratio that comes out (Management Science 13, 1967).
+not a sum of ratios (docs/papers.md, 3, Thm 6 and the remark there). Its minimum over the lengths of
+all rounds is found by Dinkelbach's iteration: with the present ratio c, every round takes the k
+that minimises N(k) - c*B(k); repeat with the ratio that comes out (Management Science 13, 1967).
 """
 
 from __future__ import annotations

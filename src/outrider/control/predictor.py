@@ -1,7 +1,7 @@
 """The five-layer predictor g(r, dr) -> (omega, W), forward only, in numpy.
 
-E2-SCI (PAPERS.md 1, Predictor) names a five-layer feed-forward network and nothing more about it.
-Ours: five dense layers, ReLU between them; omega = softplus(first output) > 0, W = W_min +
+E2-SCI (docs/papers.md, 1, Predictor) names a five-layer feed-forward network and nothing more about
+it. Ours: five dense layers, ReLU between them; omega = softplus(first output) > 0, W = W_min +
 (W_max - W_min) * sigmoid(second output). `calibrate.train` makes the weights.
 """
 

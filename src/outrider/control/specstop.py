@@ -5,8 +5,8 @@ A synchronous round of k drafts costs
     N(k) = start + k t_d + R + queue + bytes_up(k) b_up + bytes_down b_down + t_v(k + 1)
 
 and commits B(k) = 1 + S(1) + ... + S(k) tokens. The ratio of expectations N(k) / B(k) is what a
-long run pays per token (UCB-SpecStop, arXiv 2606.20591; PAPERS.md 3). With measured row costs and
-a measured S(k) the ratio need not have one valley only, so the rule here is the exact argmin by
+long run pays per token (UCB-SpecStop, arXiv 2606.20591; docs/papers.md, 3). With measured row costs
+and a measured S(k) the ratio need not have one valley only, so the rule here is the exact argmin by
 scan; `stopping_length` is the published inequality (Cor. 1, with general S), equal to it wherever
 N is convex.
 
@@ -35,7 +35,7 @@ from outrider.control.gate import GATE_OPTIONS, GRACE, Gate
 from outrider.core.draft import StopRule
 
 UP_BYTES: Final = 8
-"""Of a DRAFT frame beside its ids (SYSTEM.md, Wire)."""
+"""Of a DRAFT frame beside its ids (docs/protocol.md)."""
 DOWN_BYTES: Final = 12
 """Of a VERDICT frame (our default)."""
 TOKEN_BYTES: Final = 3.0
@@ -66,7 +66,7 @@ def linear_costs(draft: float, verify: float, delay: float, count: int) -> list[
     """N(0), ..., N(count) of the published model: k (c_d + c_v) + 2 d + c_v.
 
     `draft` c_d and `verify` c_v per token, `delay` d one way, in one unit of time
-    (arXiv 2606.20591; PAPERS.md 3).
+    (arXiv 2606.20591; docs/papers.md, 3).
     """
     return [k * (draft + verify) + 2.0 * delay + verify for k in range(count + 1)]
 
@@ -91,8 +91,8 @@ def cheapest(token_seconds: Sequence[float], *, least: int = 1) -> int:
 def stopping_length(costs: Sequence[float], tokens: Sequence[float], *, least: int = 1) -> int:
     """The first k >= least with N(k) / B(k) <= (N(k+1) - N(k)) / S(k+1), or the last k.
 
-    The optimal stopping rule of Cor. 1 with general S (PAPERS.md 0, decision inequality 7). It
-    is `best_length` where N is convex in k; elsewhere it may stop in the first valley.
+    The optimal stopping rule of Cor. 1 with general S (docs/papers.md, 0, decision inequality 7).
+    It is `best_length` where N is convex in k; elsewhere it may stop in the first valley.
     """
     for k in range(least, len(costs) - 1):
         if costs[k] * (tokens[k + 1] - tokens[k]) <= (costs[k + 1] - costs[k]) * tokens[k]:
@@ -104,7 +104,7 @@ def critical_delay(acceptance: float, draft: float, verify: float) -> float:
     """d_c of Thm 5: below this one-way delay one draft is best. Negative: never.
 
     (c_d + c_v)(1 + alpha) / (2 alpha^2) - (c_d + 2 c_v) / 2, in the unit of the costs
-    (arXiv 2606.20591; PAPERS.md 3). acceptance in (0, 1].
+    (arXiv 2606.20591; docs/papers.md, 3). acceptance in (0, 1].
     """
     both = draft + verify
     return both * (1.0 + acceptance) / (2.0 * acceptance**2) - (draft + 2.0 * verify) / 2.0
@@ -131,7 +131,7 @@ def rtt_ceiling(
 ) -> float | None:
     """Largest round trip at which synchronous speculation beats cloud streaming; None: at none.
 
-    max over the lengths of B(k) t_ar - t_v - k t_d (PAPERS.md 0, decision inequality 1;
+    max over the lengths of B(k) t_ar - t_v - k t_d (docs/papers.md, 0, decision inequality 1;
     arXiv 2606.25091 Prop 2). `plain` t_ar; `verify` t_v is t_ar unless given.
     """
     tokens = expected_tokens(geometric(acceptance, max(lengths)))
@@ -145,7 +145,7 @@ def streaming_ceiling(
 ) -> float | None:
     """The same for streaming run-ahead in chunks of g = ceil(t_v / t_d) drafts.
 
-    t_ar / (1 - alpha) - g t_d / (1 - alpha^g) - t_v (PAPERS.md 0, decision inequality 6).
+    t_ar / (1 - alpha) - g t_d / (1 - alpha^g) - t_v (docs/papers.md, 0, decision inequality 6).
     acceptance in [0, 1).
     """
     t_v = plain if verify is None else verify
@@ -213,8 +213,8 @@ def window_seconds(estimates: Estimates, most: int) -> list[float]:
 
     While nothing is rejected a token takes u(W) = max(t_d, (t_d + L) / W), L = R + queue + t_v:
     a window smaller than what is under way stalls the edge. A rejection costs L and the drafts of
-    the chunk it fell in, g t_d / (1 - alpha^g) (PAPERS.md 0, streaming row; the stall is ours).
-    The runs between rejections follow S as far as `most`, then its last ratio.
+    the chunk it fell in, g t_d / (1 - alpha^g) (docs/papers.md, 0, streaming row; the stall is
+    ours). The runs between rejections follow S as far as `most`, then its last ratio.
     """
     e = estimates
     alive = e.curve.survival(most)

@@ -5,10 +5,10 @@ token it draws (`engines.drafters` says why that keeps every acceptance rule exa
 made anew for each block and carries its numbers with it, so it shares nothing with the
 controller, which lives on another thread.
 
-`adaedl` (AdaEDL, arXiv 2410.18351; PAPERS.md 7) needs no training: 1 - sqrt(c H(q)) estimates
+`adaedl` (AdaEDL, arXiv 2410.18351; docs/papers.md, 7) needs no training: 1 - sqrt(c H(q)) estimates
 the acceptance from below, and a block ends where that falls under a threshold lambda.
 
-`specdecpp` (SpecDec++, arXiv 2405.19715; PAPERS.md 7) asks a trained head for each token's
+`specdecpp` (SpecDec++, arXiv 2405.19715; docs/papers.md, 7) asks a trained head for each token's
 acceptance and ends a block when P(some token falls) = 1 - product is above a threshold. The
 published threshold is .3, for two models in one place. Over a network it must hold the round
 trip. Ours, derived [I]:
@@ -95,7 +95,7 @@ class EntropyStop:
 class AdaEdl:
     """`adaedl`: see the module docstring.
 
-    lambda follows the acceptance of rounds. PAPERS.md gives the constants (beta1 .5, beta2 .9,
+    lambda follows the acceptance of rounds. docs/papers.md gives the constants (beta1 .5, beta2 .9,
     epsilon .01, target .9) and that the update is a moving average; the steps are, in our
     reading, those of adaptive draft exiting (Draft & Verify, arXiv 2309.08168), whose constants
     they are:

@@ -1,10 +1,10 @@
-"""UCB-SpecStop: the draft length as a bandit over ratios of sums (arXiv 2606.20591; PAPERS.md 3).
+"""UCB-SpecStop: the draft length as a bandit over ratios of sums (docs/papers.md, 3).
 
 * `ucb-specstop`: Alg 1 as published.
 * `contextual`: Alg 2 as published, the same tables for each delay state.
 * `ucb-scaled`: ours. As published, the bonus has no unit: with costs of hundreds of milliseconds
   it is about 1 % of a cost after one play and .1 % after a hundred, so that the policy is nearly
-  greedy after its first sweep (PAPERS.md 3, "Scale problem"); and it never forgets.
+  greedy after its first sweep (docs/papers.md, 3, "Scale problem"); and it never forgets.
 
 Arms are the lengths 1..max_length; "do not speculate" is not an arm.
 """

@@ -11,7 +11,7 @@ t(ca, cb) = c t(a, b). In nats where a logarithm is involved.
 | `fsd-js` | m/2 ln(m/a) + m/2 ln(m/b), m = (a + b)/2     | [0, inf]    |
 
 `fsd-js` is what FSD's code calls "JS": KL(M || P)/2 + KL(M || Q)/2, the arguments the other way
-round (PAPERS.md 7). It is infinite as soon as one side rules out what the other does not, so
+round (docs/papers.md, 7). It is infinite as soon as one side rules out what the other does not, so
 any filter (top-k, top-p, min-p) usually makes it so.
 
 A sketch leaves open how the tail of q spreads over the ids that it does not list. Because t is

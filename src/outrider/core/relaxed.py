@@ -4,12 +4,12 @@ Each rule asks first whether a draft x stands whatever the target's own token y 
 coupled draw of core.verify, and the edge drafts x with the same shared noise (any other way of
 drawing x from the sketched q will do for all rules but `typical`).
 
-| rule      | x stands                                    | else emitted | source                |
+| rule      | x stands                                    | else emitted | docs/papers.md        |
 | --------- | ------------------------------------------- | ------------ | --------------------- |
-| `fsd`     | iff divergence(p, q) <= T                   | y, a draw of p | FSD, PAPERS.md 7    |
-| `e2sci`   | the same with JSD and the block's own T     | y            | E2-SCI, PAPERS.md 1   |
+| `fsd`     | iff divergence(p, q) <= T                   | y, a draw of p | FSD (7)             |
+| `e2sci`   | the same with JSD and the block's own T     | y            | E2-SCI (1)            |
 | `relaxed` | JSD(p, q) <= T for certain, or x = y        | y            | ours                  |
-| `typical` | iff p(x) > min(epsilon, delta exp(-H(p)))   | y            | Medusa, PAPERS.md 7   |
+| `typical` | iff p(x) > min(epsilon, delta exp(-H(p)))   | y            | Medusa (7)            |
 
 With a sketch in place of q, "divergence <= T" means that its certified upper bound is. What
 Medusa and E2-SCI emit on a rejection is not stated; y is our default.
@@ -20,7 +20,7 @@ costs this much also where x happens to equal y. Charging unequal tokens alone w
 and y differ in some positions only, but q stands in for p in all of them. What a charge for an
 unequal pair would have to cover is the law of x *given* x != y, which may lie at distance 1 from
 the target's. Under `typical` the test looks at x, so no position is free: with shared noise
-P(x != y) <= 2 TV/(1 + TV) (PAPERS.md 0, DISD) bounds the change of law, and every drafted
+P(x != y) <= 2 TV/(1 + TV) (docs/papers.md, 0, DISD) bounds the change of law, and every drafted
 position costs that.
 
 What the sum bounds. Let Z be the emitted tokens and Y the target's own. Given all that happened

@@ -16,7 +16,7 @@ so the integers of one position are the SplitMix64 stream seeded with its key, o
 id. The noise of a token is the standard exponential
 
     v = ((x >> 12) + 0.5) * 2**-52           in (0, 1), exact in float64
-    E = -log1p(-v)                           G = -ln(E) is the Gumbel of SYSTEM.md
+    E = -log1p(-v)                           G = -ln(E) is the Gumbel noise
 
 and the coupled draw is argmin E/p, the same token as argmax(log p + G), with one logarithm
 instead of three.

@@ -202,7 +202,7 @@ class Distribution:
         """Gap in nats between the two best noisy log-scores; inf when above `tolerance`.
 
         A gap below the numerical error of the logits means that another kernel or batch shape
-        could have chosen the other token: a near-tie (SYSTEM.md, Numerics).
+        could have chosen the other token: a near-tie (docs/architecture.md, Numerics).
         """
         if len(self.ids) == 1:
             return self.gap if self.gap <= tolerance else math.inf

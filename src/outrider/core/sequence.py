@@ -5,8 +5,8 @@
 
 `commit` takes a verdict about the head of the tail: accepted drafts become committed, the
 target's token follows, and the tail survives only if that token is the one that was drafted
-there (a bonus that equals the next draft simply goes on; SYSTEM.md, Acceptance). Whenever a
-tail is thrown away the epoch grows, so that frames about the old tail can be recognised.
+there (a bonus that equals the next draft simply goes on; docs/architecture.md, Acceptance).
+Whenever a tail is thrown away the epoch grows, so that frames about the old tail can be recognised.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sketches: what the cloud is told of a draft's distribution q (SYSTEM.md, Acceptance: relaxed).
+"""Sketches: what the cloud is told of a draft's distribution q (docs/architecture.md, Acceptance).
 
 A sketch names the K likeliest ids of q with their weights, and the weight of all other ids
 together. The edge draws its draft from the very distribution the sketch tells of: `sketched`

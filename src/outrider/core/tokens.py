@@ -65,7 +65,7 @@ class Origin(StrEnum):
 
 
 class Rule(StrEnum):
-    """Acceptance rules (SYSTEM.md, Acceptance)."""
+    """Acceptance rules (docs/architecture.md, Acceptance)."""
 
     COUPLED = "coupled"
     RATIO = "ratio"

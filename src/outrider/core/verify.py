@@ -8,7 +8,7 @@ coupled (default; shared-seed Gumbel, arXiv 2408.07978)
 ratio (Leviathan et al. 2023, Chen et al. 2023)
     Accept a draft x ~ q while u < p(x)/q(x). After a rejection the token comes from the residual
     norm((p - q)+), which needs p (cloud) and q (edge) together. Three exact ways, tried in order
-    (SYSTEM.md, Acceptance; the idea of proposals is AsymSpec's):
+    (docs/architecture.md, Acceptance; the idea of proposals is AsymSpec's):
       1. proposals: draws y_i ~ p with p(y_i) go down; the first with
          u_i < (p(y_i) - q(y_i))+ / p(y_i) is a residual sample. Each succeeds with
          probability Z = TV(p, q);
@@ -36,7 +36,7 @@ from outrider.core.sampling import Distribution, draw_from
 from outrider.core.tokens import Verdict
 
 MAX_PROPOSALS: Final = 16
-"""Most proposals in one reply: 16 (id, p) pairs are about 112 bytes (PAPERS.md, byte budgets)."""
+"""Most proposals in one reply: 16 (id, p) pairs are about 112 bytes (docs/papers.md, 0)."""
 PROPOSAL_FAILURE: Final = 0.05
 """Aimed-at chance that a first batch of proposals yields nothing (our default)."""
 PROPOSAL_ROUNDS: Final = 2

@@ -144,7 +144,7 @@ def collect(
 def standing(p: Distribution, q: Distribution, token: int) -> float:
     """P(the target draws `token` | the draft drew it), both with the same noise (coupled rule).
 
-    Both draw it with probability 1 / sum over u of max(p_u / p_x, q_u / q_x) (SYSTEM.md,
+    Both draw it with probability 1 / sum over u of max(p_u / p_x, q_u / q_x) (docs/architecture.md,
     Acceptance; arXiv 2408.07978), the draft alone with q_x."""
     p_x, q_x = p.prob(token), q.prob(token)
     if not p_x > 0.0:

@@ -1,10 +1,10 @@
 """Training of the stop head (`control.head`) and the figures it is judged by.
 
-As published (SpecDec++, PAPERS.md 7): residual SiLU blocks (3), cross entropy against soft labels
-with weight 6 on rejections, 3 epochs. Ours: the projection to a small width and the two numbers
-beside the state (`control.head`), AdamW with cosine decay, and inputs brought to mean 0 and a
-common spread, which is folded into the projection afterwards. The same examples, configuration and
-torch build give the same head.
+As published (SpecDec++, docs/papers.md, 7): residual SiLU blocks (3), cross entropy against soft
+labels with weight 6 on rejections, 3 epochs. Ours: the projection to a small width and the two
+numbers beside the state (`control.head`), AdamW with cosine decay, and inputs brought to mean 0 and
+a common spread, which is folded into the projection afterwards. The same examples, configuration
+and torch build give the same head.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Rules every engine obeys (tests/engines hold them for each implementation):
 * `forward` appends a block's tokens to its slot and returns one row of logits for each of
   the last `block.rows` tokens: row j is the next-token distribution *after* token j.
 * Slots are independent: what else is in a call never changes which ids are right, and with
-  `info.deterministic` not a single bit of a row (SYSTEM.md, Numerics, I9).
+  `info.deterministic` not a single bit of a row (docs/architecture.md, Numerics, I9).
 * `truncate` then `forward` gives what a fresh slot would give for the same ids.
 * Engines are not thread-safe. One thread owns an engine.
 """

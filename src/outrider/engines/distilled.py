@@ -8,8 +8,8 @@ same path with a mask; a long prompt goes through in pieces of bounded size.
 
 int8 products come from torch's own operator where the CPU build has it; elsewhere (CUDA, other
 builds) the same weights are kept in bfloat16 or float32 and multiplied plainly. A draft's bits
-never change the text, only how often a guess is right (SYSTEM.md, Acceptance), so this engine
-promises no bit-identity.
+never change the text, only how often a guess is right (docs/architecture.md, Acceptance), so this
+engine promises no bit-identity.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 All arithmetic of the model is transformers' own class; ours are the cache (`slots.py`), the
 attention over it, and which rows share a pass (`passes.py`).
 
-Two settings (SYSTEM.md, Numerics):
+Two settings (docs/architecture.md, Numerics):
 
 * deterministic: every pass has exactly `rows` rows, padded with filler, and every row attends
   over a span that depends on its own position only. The logits of a position are then the

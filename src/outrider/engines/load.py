@@ -171,7 +171,7 @@ def load_draft_model(
     """Load a draft for `target`; IncompatibleModelsError if their vocabularies differ.
 
     Drafts are not run deterministically: their bits change how often a guess is right, never
-    the text (SYSTEM.md, Acceptance)."""
+    the text (docs/architecture.md, Acceptance)."""
     if spec in DISTILLED or spec.endswith(".safetensors"):
         _require(*_TORCH_MODULES, "gguf")
         _set_threads(threads)

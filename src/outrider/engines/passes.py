@@ -10,7 +10,7 @@ one block. A *pass* is what the model sees at once. Rules:
 
 Why a span at all: the sum over keys is evaluated in an order that hangs on how many keys
 there are, masked ones included, so a row keeps its bits only if the span does not depend on
-what else is in the slot or the pass (SYSTEM.md, Numerics).
+what else is in the slot or the pass (docs/architecture.md, Numerics).
 """
 
 from __future__ import annotations

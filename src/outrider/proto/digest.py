@@ -4,7 +4,7 @@
     d_n = blake2b-128(d_{n-1} || token_{n-1} as 4 little-endian bytes)
 
 A chain, so that both sides extend it by one token at a time and can compare any prefix that
-both have (IETF SDCP draft; SYSTEM.md, Wire).
+both have (IETF SDCP draft; docs/protocol.md).
 """
 
 from __future__ import annotations

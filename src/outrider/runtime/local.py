@@ -26,7 +26,7 @@ from outrider.session.verifier import Judgement, Verifier
 MAX_DRAFT_LENGTH: Final = 64
 """Most drafts in a block: beyond this no acceptance rate makes the last one worth its row."""
 DEFAULT_DRAFT_LENGTH: Final = 4
-"""Drafts a block when nobody says otherwise (our default; PAPERS.md: the best fixed value lies
+"""Drafts a block when nobody says otherwise (our default; docs/papers.md: the best fixed value lies
 between 2 and 6 for nearly every pair measured)."""
 
 Clock = Callable[[], float]

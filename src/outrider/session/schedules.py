@@ -1,4 +1,4 @@
-"""Schedules: one row of two policies each (SYSTEM.md, Schedules).
+"""Schedules: one row of two policies each (docs/architecture.md, Schedules).
 
 No pipeline is a loop of its own. A schedule says how the edge fills its window and when the
 cloud runs a forward; everything else is the same machine.
