@@ -15,8 +15,8 @@ class Pipeline(StrEnum):
     """Draft, send, wait. T_seg = W t_d + R + t_v(W + 1); L_acc + 1 tokens."""
     PLC = "plc"
     """Drafts go on while the target judges: T_seg = max(T_edge, T_cloud) + T_re
-    (docs/papers.md, 1), with T_edge = W t_d, T_cloud = R + t_v(W + 1), and T_re = the smaller of the
-    two after a rejection, since drafting then begins anew. A window that stands whole brings W
+    (docs/papers.md, 1), with T_edge = W t_d, T_cloud = R + t_v(W + 1), and T_re = the smaller of
+    the two after a rejection, since drafting then begins anew. A window that stands whole brings W
     tokens: its bonus token comes too late (docs/papers.md, 0, one-block run-ahead)."""
 
 
