@@ -75,12 +75,14 @@ def test_nothing_gained_says_why_and_what_to_try():
     lines = verdict(demo(), "lookup+small", LOSING, pinned=True)
     assert lines[-2:] == [
         "Speculation does not pay here: no schedule gains over 3 % on cloud-only.",
-        "Why: the target alone streams a token in 40 ms and at best 30% of the guesses stood, too "
-        "little to pay for drafting and the link: try --draft large (guesses better) or "
+        "Why: the target alone streams a token in 40 ms and at best 30% of the guesses stood: "
+        "drafting and the link cost more than that saves; try --draft large (guesses better) or "
         "--target-pace 60 (a slower target, as larger ones are).",
     ]
     idle = [PLAIN, arm("freerun", 40.0)]
-    assert "and no guess was judged, too little" in verdict(demo(), "x", idle, pinned=True)[-1]
+    assert (
+        "and no guess was judged in time: drafting" in verdict(demo(), "x", idle, pinned=True)[-1]
+    )
 
 
 @pytest.mark.parametrize(

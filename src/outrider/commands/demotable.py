@@ -65,7 +65,7 @@ class Promise(StrEnum):
 
 FOOTNOTES: Final = {
     Promise.EXACT: "no mark: exact, the ids of cloud-only",
-    Promise.LAW: "*: the target's distribution, other draws",
+    Promise.LAW: "*: the target's distribution; ids may differ",
     Promise.LOSSY: "+: lossy, near the target's distribution",
     Promise.OTHER: "~: the draft's own text, not the target's",
 }
@@ -146,13 +146,16 @@ def verdict(demo: NetDemo, draft: str, arms: list[Arm], *, pinned: bool) -> list
 def _why(demo: NetDemo, draft: str, arms: list[Arm]) -> str:
     """One sentence: what stood against it, by this run's own figures, and what to try."""
     rates = [a.acceptance for a in arms if a.exact and a.acceptance is not None]
-    stood = f"at best {max(rates):.0%} of the guesses stood" if rates else "no guess was judged"
+    stood = (
+        f"at best {max(rates):.0%} of the guesses stood" if rates else "no guess was judged in time"
+    )
     tries = []
     if demo.target.startswith("builtin:") and "large" not in draft:
         tries.append("--draft large (guesses better)")
     if not demo.pace_ms:
         tries.append("--target-pace 60 (a slower target, as larger ones are)")
     return (
-        f"Why: the target alone streams a token in {arms[0].ms_per_token:.0f} ms and {stood}, too "
-        f"little to pay for drafting and the link: try {' or '.join(tries) or 'a shorter --link'}."
+        f"Why: the target alone streams a token in {arms[0].ms_per_token:.0f} ms and {stood}: "
+        "drafting and the link cost more than that saves; "
+        f"try {' or '.join(tries) or 'a shorter --link'}."
     )
