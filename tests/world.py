@@ -651,7 +651,7 @@ class World:
         results = self.desk.run([_desk_job(w) for w in work])
         self.target_tokens += sum(len(r.rows) for r in results)
         names = Done.__dataclass_fields__
-        done = [Done(**{n: getattr(r, n) for n in names}) for r in results]
+        done = [Done(**{n: getattr(r, n) for n in names}) for r in reversed(results)]
         started, life = self.now, self._life
 
         def finish() -> None:

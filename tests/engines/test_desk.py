@@ -38,7 +38,11 @@ def test_nothing_is_computed_twice_and_nothing_wrong_is_kept():
         # The target's token: another than the next draft, whose place it takes.
         follows = drafts[accepted] + 1 if accepted < len(drafts) else 0
         committed += [*drafts[:accepted], follows % VOCAB]
-        expected = 1
+        # What other forwards and replays committed behind it: a slot that is trusted by its length
+        # alone holds wrong ids below them.
+        behind = [source.randrange(VOCAB) for _ in range(source.choice((0, 2, 3, 4)))]
+        committed += behind
+        expected = 1 + len(behind)
     made.release(7)
     assert made.model.open_slots == made.held == 0
 
@@ -77,6 +81,69 @@ def test_the_longest_unused_slot_is_given_up_and_its_session_rebuilt():
         made.run([DeskJob(key=key, committed=(1,)) for key in (2, 3, 4)])
     made.close()
     assert made.model.open_slots == 0
+
+
+def test_a_long_prompt_goes_in_piece_by_piece_beside_a_running_answer():
+    """Field case 33: each forward takes in at most a chunk, in the order of the jobs, and gives
+    the running answer its row; no row comes before all ids are in, and it is the right one."""
+    made = SlotDesk(ToyModel(TARGET, vocab_size=VOCAB), chunk=16)
+    source = random.Random(5)
+    long, other = (tuple(source.randrange(VOCAB) for _ in range(n)) for n in (50, 40))
+    answer = [1, 2]
+    made.run([DeskJob(key=1, committed=tuple(answer))])
+    fed = []
+    for _ in range(8):
+        answer.append(source.randrange(VOCAB))
+        jobs = [
+            DeskJob(key=1, committed=tuple(answer)),
+            DeskJob(key=2, committed=long, drafts=(3, 4)),
+            DeskJob(key=3, committed=other),
+        ]
+        passes = made.model.passes
+        first, *rest = made.run(jobs)
+        assert made.model.passes == passes + 1
+        assert first.fed == 1
+        np.testing.assert_array_equal(first.rows, [TARGET(tuple(answer))])
+        fed.append(tuple(result.fed for result in rest))
+        assert [len(result.rows) for result in rest] == [3 * (len(fed) > 3), len(fed) > 5]
+        if len(fed) == 4:
+            contexts = [long, (*long, 3), (*long, 3, 4)]
+            np.testing.assert_array_equal(rest[0].rows, [TARGET(c) for c in contexts])
+    # 49 and 39 ids without a row of their own: 16 + 16 + 16 + 1, and 15 + 16 + 8.
+    assert fed[:6] == [(16, 0), (16, 0), (16, 0), (4, 15), (3, 16), (3, 9)]
+    np.testing.assert_array_equal(rest[1].rows, [TARGET(other)])
+
+
+def test_no_draft_is_made_for_a_prompt_that_is_not_in():
+    drafting = ToyModel(draft(0.0), vocab_size=VOCAB)
+    made = SlotDesk(
+        ToyModel(TARGET, vocab_size=VOCAB), ModelDrafter("toy", model=drafting), chunk=4
+    )
+    job = DeskJob(key=1, committed=(1,) * 10, own_draft=3, prompt_length=10)
+    results = [made.run([job])[0] for _ in range(3)]
+    assert [r.draft is not None for r in results] == [False, False, True]
+    assert [r.fed for r in results] == [4, 4, 2 + 3]
+
+
+def test_two_long_prompts_on_one_slot_both_get_in():
+    """Each takes the slot from the other: who lost a part of its prompt is fed in one piece."""
+    made = SlotDesk(ToyModel(TARGET, vocab_size=VOCAB, max_slots=1), chunk=4)
+    jobs = {key: DeskJob(key=key, committed=(key,) * 20) for key in (1, 2)}
+    rows = dict.fromkeys(jobs, 0)
+    for turn in range(8):
+        key = 1 + turn % 2
+        (result,) = made.run([jobs[key]])
+        rows[key] += len(result.rows)
+    assert min(rows.values()) > 0
+    made.release(1)
+    made.release(2)
+    assert not made._filling
+    assert not made._whole
+
+
+def test_a_chunk_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="chunk"):
+        SlotDesk(ToyModel(TARGET, vocab_size=VOCAB), chunk=0)
 
 
 def test_its_own_draft_is_judged_in_the_same_forward():

@@ -14,6 +14,7 @@ import pytest
 import tiny
 from outrider.engines import builtin
 from outrider.engines.base import Block, LanguageModel, UnsupportedModelError
+from outrider.engines.desk import DeskJob, SlotDesk
 from outrider.engines.hf import HFModel
 from tiny import CONTEXT, FAMILIES, FloatRows, feed, fresh_rows, torch
 
@@ -286,3 +287,29 @@ def test_built_in_target_bits_in_short(prompts: list[list[int]]) -> None:
     assert (model.forward(blocks)[1] == rows).all()
     model.truncate(slot, 13)
     assert (feed(model, slot, ids[13:]) == rows[1:]).all()
+
+
+@DTYPES
+@FAMILY
+def test_a_prompt_fed_in_pieces_gives_the_same_bits(family: str, dtype: str):
+    """Field case 33 and I9: rows=0 blocks of any size, another session's rows in between."""
+    rng = random.Random(3)
+    prompt = tuple(rng.randrange(60) for _ in range(150))
+    (whole,) = SlotDesk(engine(family, dtype)).run(
+        [DeskJob(key=1, committed=prompt, drafts=(5, 6))]
+    )
+    for chunk in (13, 64):
+        desk = SlotDesk(engine(family, dtype), chunk=chunk)
+        beside = list(prompt[:9])
+        pieces = 0
+        rows = np.empty((0, 0), dtype=np.float32)
+        while not len(rows):
+            beside.append(rng.randrange(60))
+            jobs = [
+                DeskJob(key=2, committed=tuple(beside)),
+                DeskJob(key=1, committed=prompt, drafts=(5, 6)),
+            ]
+            rows = desk.run(jobs)[1].rows
+            pieces += 1
+        assert pieces >= 150 // chunk
+        np.testing.assert_array_equal(rows, whole.rows)

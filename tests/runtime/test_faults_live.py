@@ -178,7 +178,7 @@ async def replaced(both: Pair, stream: EdgeStream, committed: int) -> CloudServe
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_an_empty_verifier_takes_over(schedule: Schedule, temperature: float):
     """Field case 28: the old one goes at position 37 or so, with a block in flight."""
-    params = replace(LONG, temperature=temperature, logprobs=0)
+    params = replace(LONG, temperature=temperature, logprobs=0, frequency_penalty=0.2)
 
     async def work() -> None:
         async with pair(cloud={"pace": 0.002}) as both:

@@ -367,6 +367,7 @@ def test_field_case_10_the_draft_keeps_all_it_can():
         assert at_first_forward[0] == tuple(committed[:right])
         assert drafting.tokens(slot) == (*committed, *drafts[:-1])
         committed += [*drafts[: int(source.integers(0, 5))], int(source.integers(0, WIDTH))]
+        committed += source.integers(0, WIDTH, source.choice((0, 2, 3, 4))).tolist()  # free-run
     session.close()
 
 
@@ -379,12 +380,14 @@ def test_field_case_10_acceptance_does_not_sink(k):
     assert result.counters.accepted_at == [100] * k
 
 
+@pytest.mark.parametrize("window", [64, 128])
 @pytest.mark.parametrize("rule", Rule)
 @pytest.mark.parametrize("length", [60, 63, 64, 65, 95])
-def test_field_case_13(length, rule):
+def test_field_case_13(length, rule, window):
+    """The draft's window is smaller than the target's 96, or larger."""
     prompt = np.random.default_rng(length).integers(0, WIDTH, length).tolist()
     target = ToyModel(LAW, vocab_size=WIDTH, context_length=96)
-    draft = ModelDrafter("small", model=ToyModel(LAW, vocab_size=WIDTH, context_length=64))
+    draft = ModelDrafter("other", model=ToyModel(LAW, vocab_size=WIDTH, context_length=window))
     alone = ask(LocalGenerator(target, letters(WIDTH)), prompt, max_tokens=50, k=0)
     made = LocalGenerator(target, letters(WIDTH), draft)
     result = ask(made, prompt, max_tokens=50, k=5, rule=rule)
@@ -392,7 +395,7 @@ def test_field_case_13(length, rule):
     assert result.finish_reason is FinishReason.LENGTH
     if rule is not Rule.RATIO:  # relaxed without a budget is exact
         assert result.token_ids == alone.token_ids
-    assert (result.counters.drafted > 0) == (length < 65 and length + 1 < 96)
+    assert (result.counters.drafted > 0) == (length <= window and length + 1 < 96)
     assert len(ask(made, (1, 2), max_tokens=5).token_ids) == 5  # both still alive
 
 
@@ -477,6 +480,7 @@ def test_a_session_after_rejections_drafts_as_a_fresh_one(rule, lookup):
         assert drafts.tokens == expected.tokens
         assert drafts.q == expected.q
         committed += [*drafts.tokens[: int(source.integers(0, 5))], int(source.integers(0, WIDTH))]
+        committed += source.integers(0, WIDTH, source.choice((0, 2, 3, 4))).tolist()  # free-run
     session.close()
 
 

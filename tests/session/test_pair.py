@@ -338,11 +338,12 @@ def test_drafting_resumes_after_a_pause():
 
 @pytest.mark.parametrize("schedule", WIRED)
 @pytest.mark.parametrize("prompt", [60, 63, 64, 65, 95])
-def test_windows_that_fill_up(schedule: Schedule, prompt: int):
-    """Field case 13: the draft's window is 64, the target's 96."""
+@pytest.mark.parametrize("window", [64, 128])
+def test_windows_that_fill_up(schedule: Schedule, prompt: int, window: int):
+    """Field case 13: the target's window is 96, the draft's smaller or larger."""
     ids = tuple(1 + i % (VOCAB - 1) for i in range(prompt))
     params = SamplingParams(seed=2, max_tokens=50)
-    w = World(TARGET, draft(0.2), vocab_size=VOCAB, context_length=96, draft_context=64)
+    w = World(TARGET, draft(0.2), vocab_size=VOCAB, context_length=96, draft_context=window)
     edge = w.edges[0]
     number = edge.ask(ids, params, schedule=schedule, draft_length=5)
     w.run()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 import pytest
 
 from outrider.core.tokens import Rule, SamplingParams
@@ -32,7 +34,7 @@ from outrider.proto.messages import (
 from outrider.session.client import Ended, Failed
 from outrider.session.cloud import StepPolicy
 from outrider.session.schedules import Schedule
-from outrider.session.service import CloudService, ServiceConfig
+from outrider.session.service import CloudService, ServiceConfig, Work
 from outrider.session.service import Done as Result
 from outrider.session.wire import from_wire, to_wire
 from toys import TARGET, VOCAB, draft
@@ -86,17 +88,21 @@ class Bench:
     def step(self) -> list[Message]:
         """One batch; everything that is said, in order."""
         work = self.service.batch()
-        results = []
-        for item in work:
-            context, rows = item.job.committed, []
-            for i in range(len(item.job.drafts) + 1):
-                rows.append(TARGET((*context, *item.job.drafts[:i])))
-            names = Result.__dataclass_fields__
-            values = {"key": item.key, "rows": __import__("numpy").stack(rows), "fed": len(rows)}
-            results.append(Result(**{k: v for k, v in values.items() if k in names}))
+        results = self.results(work)
         self.now += 0.03
         done = self.service.finished(results, started=self.now - 0.03, now=self.now) if work else []
         return [o.message for o in done]
+
+    def results(self, work: Sequence[Work]) -> list[Result]:
+        """What an engine says to a batch, in its order."""
+        found = []
+        for item in work:
+            contexts = [
+                (*item.job.committed, *item.job.drafts[:i]) for i in range(len(item.job.drafts) + 1)
+            ]
+            rows = np.stack([TARGET(context) for context in contexts])
+            found.append(Result(key=item.key, rows=rows, fed=len(rows)))
+        return found
 
     def code(self, message: Message, connection: int = 1) -> Code:
         (reply,) = self.say(message, connection)
@@ -411,8 +417,6 @@ def test_resume_in_the_middle_of_a_forward():
     work = b.service.batch()
     b.service.disconnected(1, 1.0)
     assert b.say(resume(4), 2) == [Opened(session=4, base=4)]
-    import numpy as np
-
     rows = np.stack([TARGET((*PROMPT, *GREEDY[: 1 + i])) for i in range(4)])
     names = Result.__dataclass_fields__
     values = {"key": work[0].key, "rows": rows, "fed": 4}
@@ -503,6 +507,68 @@ def test_memory_is_bounded_under_a_flood_of_drafts():
         b.say(frame(4 + i % 64, tuple((i + j) % VOCAB for j in range(32)), epoch=i))
     assert session.pending <= 16
     assert b.service.sessions == 1
+
+
+def test_results_are_matched_by_key_in_whatever_order_they_come():
+    """Field case 11: two sessions in one forward, blocks of different length, results reversed."""
+    b = Bench()
+    other = (2, 3, 1)
+    expected = alone(TARGET, other, PARAMS, vocab_size=VOCAB)
+    b.say(opening(1, step="step"), 1)
+    b.say(opening(2, step="step", prompt=other), 2)
+    b.step()
+    b.say(frame(4, GREEDY[1:4], session=1), 1)
+    work = b.service.batch()
+    assert [(w.key, len(w.job.drafts)) for w in work] == [(1, 3), (2, 0)]
+    out = b.service.finished(b.results(work)[::-1], started=1.0, now=1.03)
+    said = {o.connection: o.message for o in out}
+    assert isinstance(said[1], Verdict)
+    assert (said[1].session, said[1].accepted, said[1].token) == (1, 3, GREEDY[4])
+    assert isinstance(said[2], Tokens)
+    assert (said[2].session, said[2].tokens) == (2, expected[1:2])
+
+
+def test_a_prompt_partly_in_waits_behind_the_others_and_says_nothing():
+    """Field case 33: no rows, no token; it is run again, in its turn."""
+    b = Bench(max_batch_rows=2)
+    for n in (1, 2, 3):
+        b.now = float(n)
+        b.say(opening(n, step="step"))
+    first = b.service.batch()
+    assert [w.key for w in first] == [1, 2]
+    piece = Result(key=1, rows=np.empty((0, VOCAB), dtype=np.float32), fed=2)
+    out = b.service.finished([piece, *b.results(first[1:])], started=4.0, now=4.5)
+    assert [o.message.session for o in out] == [2]  # type: ignore[union-attr]
+    second = b.service.batch()
+    assert [w.key for w in second] == [3, 1]
+    assert second[1].job == first[0].job
+    assert not b.service.costs, "nothing of this was a step"
+
+
+def test_who_got_no_piece_is_first_at_the_next():
+    """Two prompts to take in, one forward full of the first: they take turns, also when one of
+    them chooses how many drafts are judged."""
+    b = Bench()
+    for n, take in ((1, "best"), (2, "all")):
+        b.now = float(n)
+        b.say(opening(n, step="step", take=take))
+    for turn in range(6):
+        keys = [w.key for w in b.service.batch()]
+        assert keys == [[1, 2], [2, 1]][turn % 2]
+        empty = np.empty((0, VOCAB), dtype=np.float32)
+        done = [Result(key=k, rows=empty, fed=2 * (k == keys[0])) for k in keys]
+        assert b.service.finished(done, started=3.0 + turn, now=3.5 + turn) == []
+
+
+def test_a_session_between_two_pieces_of_its_prompt_is_freed_at_once():
+    b = Bench()
+    b.say(opening(step="step"))
+    b.service.batch()
+    piece = Result(key=1, rows=np.empty((0, VOCAB), dtype=np.float32), fed=2)
+    b.service.finished([piece], started=0.0, now=0.5)
+    b.say(Cancel(session=1))
+    assert b.service.released == [1]
+    assert b.service.batch() == []
 
 
 def test_batches_are_fair_and_bounded():

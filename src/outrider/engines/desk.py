@@ -7,18 +7,28 @@ Rules:
 * When the engine has no free slot, the one unused for longest is given up; its session is
   rebuilt from its ids when it comes back.
 * At least the newest committed token is always fed: its row is the one that is needed.
+* A forward takes in at most `chunk` ids that say nothing yet (a prompt, a rebuild), so that a
+  long prompt does not hold up the sessions that share the engine. A job whose ids are not all in
+  gets no rows and is run again; what its slot holds by then is not fed twice.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
 
 from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.engines.base import Block, EngineError, FloatRow, LanguageModel, keep_prefix
 from outrider.engines.drafters import Drafter, DraftSession
+
+PREFILL_CHUNK: Final = 512
+"""Ids of prompts that one forward takes in (our default): enough to keep an engine busy, and a
+running answer waits for no more than these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +48,8 @@ class DeskJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeskResult:
-    """Rows of logits behind the committed prefix and each draft, float32 [drafts + 1, vocab]."""
+    """Rows of logits behind the committed prefix and each draft, float32 [drafts + 1, vocab]; no
+    row at all, [0, vocab], while committed ids are missing in the slot: run the job again."""
 
     key: int
     rows: FloatRow
@@ -48,14 +59,36 @@ class DeskResult:
     """What was drafted here; None unless `own_draft` was asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one job adds to a forward."""
+
+    job: DeskJob
+    block: Block | None
+    """None: others have used up what this forward takes in."""
+    draft: Draft | None = None
+
+
 class SlotDesk:
     """See the module docstring. Used by one thread, like the engine it owns."""
 
-    def __init__(self, model: LanguageModel, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self, model: LanguageModel, drafter: Drafter | None = None, *, chunk: int = PREFILL_CHUNK
+    ) -> None:
+        """`chunk`: most ids, at least 1, that one forward takes in before the ids it has rows
+        for."""
+        if chunk < 1:
+            raise ValueError(f"a chunk of {chunk} ids would never end")
         self.model = model
         self._drafter = drafter
+        self._chunk = chunk
         self._slots: OrderedDict[int, int] = OrderedDict()
         self._drafts: dict[int, DraftSession] = {}
+        self._filling: set[int] = set()
+        """Keys whose slot holds a part of their ids."""
+        self._whole: set[int] = set()
+        """Keys that lost such a slot: fed in one piece, or two of them could take one slot from
+        each other for ever."""
         self.evictions = 0
 
     @property
@@ -64,18 +97,43 @@ class SlotDesk:
         return self._drafter is not None
 
     def run(self, jobs: Sequence[DeskJob]) -> list[DeskResult]:
-        """One forward for all jobs; results in their order. At most one job a key."""
+        """One forward for all jobs; results in their order. At most one job a key.
+
+        Ids are taken in in the order of the jobs, the first one's first. Raises EngineError when
+        there are more jobs than slots, and what the engine raises.
+        """
         keys = {job.key for job in jobs}
-        drafts = [self._draft(job) for job in jobs]
-        blocks = [
-            self._block(job, (draft or NO_DRAFT).tokens or job.drafts, keys)
-            for job, draft in zip(jobs, drafts, strict=True)
-        ]
-        rows = self.model.forward(blocks)
-        return [
-            DeskResult(key=job.key, rows=r, fed=len(block.tokens), draft=draft)
-            for job, r, block, draft in zip(jobs, rows, blocks, drafts, strict=True)
-        ]
+        room, parts = self._chunk, []
+        for job in jobs:
+            part, room = self._part(job, keys, room)
+            parts.append(part)
+        blocks = [part.block for part in parts if part.block is not None]
+        rows = iter(self.model.forward(blocks))
+        return [self._result(part, rows) for part in parts]
+
+    def _part(self, job: DeskJob, busy: set[int], room: int) -> tuple[_Part, int]:
+        """The job's part of a forward that takes in `room` more ids, and what is left of them."""
+        slot = self._slot(job.key, busy)
+        kept = keep_prefix(self.model, slot, job.committed)
+        missing = len(job.committed) - 1 - kept
+        if missing > room and job.key not in self._whole:
+            self._filling.add(job.key)
+            ids = job.committed[kept : kept + room]
+            return _Part(job, Block(slot=slot, start=kept, tokens=ids, rows=0) if ids else None), 0
+        draft = self._draft(job)
+        drafts = (draft or NO_DRAFT).tokens or job.drafts
+        tokens = (*job.committed[kept:], *drafts)
+        block = Block(slot=slot, start=kept, tokens=tokens, rows=len(drafts) + 1)
+        return _Part(job, block, draft), max(0, room - missing)
+
+    def _result(self, part: _Part, rows: Iterator[FloatRow]) -> DeskResult:
+        key, block = part.job.key, part.block
+        if block is None:
+            return DeskResult(key=key, rows=np.empty((0, 0), dtype=np.float32), fed=0)
+        if block.rows:
+            self._filling.discard(key)
+            self._whole.discard(key)
+        return DeskResult(key=key, rows=next(rows), fed=len(block.tokens), draft=part.draft)
 
     def _draft(self, job: DeskJob) -> Draft | None:
         if job.own_draft < 1 or self._drafter is None:
@@ -88,12 +146,6 @@ class SlotDesk:
             return session.propose(job.committed, job.own_draft)
         except EngineError:
             return None  # a broken draft costs speed, never the answer
-
-    def _block(self, job: DeskJob, drafts: tuple[int, ...], busy: set[int]) -> Block:
-        slot = self._slot(job.key, busy)
-        kept = keep_prefix(self.model, slot, job.committed)
-        tokens = (*job.committed[kept:], *drafts)
-        return Block(slot=slot, start=kept, tokens=tokens, rows=len(drafts) + 1)
 
     def _slot(self, key: int, busy: set[int]) -> int:
         slot = self._slots.get(key)
@@ -111,11 +163,15 @@ class SlotDesk:
             if victim is None:
                 raise
             self.evictions += 1
+            if victim in self._filling:
+                self._whole.add(victim)
             self.model.close(self._slots.pop(victim))
             return self.model.open()
 
     def release(self, key: int) -> None:
         """The session is over: free what it held. Unknown keys are fine (evicted before)."""
+        self._filling.discard(key)
+        self._whole.discard(key)
         slot = self._slots.pop(key, None)
         if slot is not None:
             self.model.close(slot)

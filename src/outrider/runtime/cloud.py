@@ -1,8 +1,8 @@
 """The verifier as a WebSocket server: bytes to `CloudService` and back, forwards on a thread.
 
 Everything that decides is in `session.service`; this file owns sockets, the clock and tasks.
-Deny by default (field case 36): one path speaks the protocol, one tells health, and the first
-asks for a bearer token whenever tokens are configured, before a byte of a body is read.
+Deny by default (field case 36): what is not in `ROUTES` is not there, and a route that asks for a
+login gets a bearer token whenever tokens are configured, before a byte of a body is read.
 
 A forward that fails is run again in halves, so one session's fault ends that session alone, and
 more sessions than the engine has slots are several forwards and no error.
@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -46,6 +47,22 @@ log = logging.getLogger("outrider.cloud")
 PATH: Final = "/v1/outrider"
 """The one path that speaks the protocol."""
 HEALTH_PATH: Final = "/health"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What a path answers, and to whom."""
+
+    login: bool
+    """It asks for a bearer token whenever tokens are configured."""
+    body: str | None = None
+    """The whole answer to a GET; None: the path speaks the protocol."""
+
+
+ROUTES: Final[Mapping[str, Route]] = MappingProxyType(
+    {PATH: Route(login=True), HEALTH_PATH: Route(login=False, body="ok\n")}
+)
+"""Every path there is; any other is refused."""
 MAX_UNSENT_BYTES: Final = 256 * 1024
 """Bytes queued for a reader before its sessions pause (field case 31)."""
 DROP_UNSENT_BYTES: Final = 4 * MAX_UNSENT_BYTES
@@ -218,15 +235,15 @@ class CloudServer:
     # ---------------------------------------------------------------- admission
 
     def _admit(self, socket: ServerConnection, request: Request) -> Response | None:
-        """Before the upgrade: path, health, login, room. None lets the handshake go on."""
-        path = request.path.split("?", 1)[0]
-        if path == HEALTH_PATH:
-            return socket.respond(http.HTTPStatus.OK, "ok\n")
-        if path != PATH:
+        """Before the upgrade: path, login, room. None lets the handshake go on."""
+        route = ROUTES.get(request.path.split("?", 1)[0])
+        if route is None:
             return socket.respond(http.HTTPStatus.NOT_FOUND, "no such path\n")
         tenant = self._tenant(request.headers.get_all("Authorization"))
-        if tenant is None:
+        if route.login and tenant is None:
             return socket.respond(http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed\n")
+        if route.body is not None:
+            return socket.respond(http.HTTPStatus.OK, route.body)
         if len(self._peers) >= MAX_CONNECTIONS:
             return socket.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections\n")
         socket.tenant = tenant  # type: ignore[attr-defined]
@@ -406,6 +423,7 @@ class CloudServer:
         work, self._forwarding = self._forwarding, None
         assert work is not None, "a forward that nobody started"
         if self._stopped:
+            self.service.failed(work, "the verifier stops")  # nobody is told: they are all gone
             return
         if isinstance(outcome, Timed):
             results = [

@@ -7,6 +7,8 @@ Rules:
    Whoever comes later opens anew with the committed tokens (I4).
 3. A batch takes ready sessions in the order in which they became ready, up to a row budget.
    A session is in at most one batch; results are matched by key, never by place (field case 11).
+   One whose prompt is only partly in (no rows came) runs again, behind those that became ready
+   meanwhile (field case 33).
 4. At a limit the answer is `busy`, before anything is registered (I7). Registering and freeing
    are one unit each: there is no path on which one half happens (field case 32).
 5. Hot frames for a session that is gone are dropped and counted: they crossed its end on the
@@ -97,7 +99,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The engine's answer to one Work: rows, float32 [drafts + 1, vocab], and drafts made here."""
+    """The engine's answer to one Work: rows, float32 [drafts + 1, vocab], and drafts made here.
+    Rows of shape [0, ...]: committed ids are still missing in the slot, the work is to be run
+    again."""
 
     key: int
     rows: npt.NDArray[np.float32]
@@ -117,7 +121,14 @@ class _Entry:
     rule: Rule
     cloud_draft: int
     lost_at: float = 0.0
+    fed_at: float = 0.0
+    """When a piece of its prompt was last taken in (seconds)."""
     dead: bool = False
+
+    @property
+    def turn(self) -> float:
+        """Since when (seconds) it has waited for the forward that comes."""
+        return max(self.session.ready_at, self.fed_at)
 
 
 @dataclass(slots=True)
@@ -428,9 +439,10 @@ class CloudService:
         """The next batch: ready sessions, oldest first, within the row budget. Those that choose
         how many drafts to judge share what rows are worth (control.costs.share_rows)."""
         ready = [e for e in self._entries.values() if self._may_run(e)]
-        ready.sort(key=lambda e: e.session.ready_at)
+        ready.sort(key=lambda e: e.turn)
         work: list[Work] = []
-        for entry, count in self._shares(ready):
+        # The engine takes prompts in in this order (field case 33).
+        for entry, count in sorted(self._shares(ready), key=lambda share: share[0].turn):
             session = entry.session
             work.append(
                 Work(
@@ -481,9 +493,10 @@ class CloudService:
         self.forwards += 1
         rows = sum(len(r.rows) for r in results)
         if rows == sum(r.fed for r in results):  # a prefill says nothing about a step's cost
-            if len(results) == 1:
+            sessions = sum(r.fed > 0 for r in results)
+            if sessions == 1:
                 self.costs.observe(rows, now - started)
-            self._sharing.observe(rows, len(results), now - started, self.costs)
+            self._sharing.observe(rows, sessions, now - started, self.costs)
         out: list[Outgoing] = []
         for result in results:
             entry = self._running.pop(result.key)
@@ -497,6 +510,11 @@ class CloudService:
         if entry.dead:
             session.abandon()
             self.released.append(entry.key)
+            return []
+        if not len(result.rows):
+            session.abandon()
+            if result.fed:  # whoever got nothing keeps its place
+                entry.fed_at = now
             return []
         load = Load(
             queue_us=int(max(0.0, started - session.ready_at) * 1e6),
