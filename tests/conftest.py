@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+# One thread a test process: several, each with as many threads as there are cores, would spin
+# against each other and make seconds of minutes. Tests of threads ask for them (tiny.threads).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from hypothesis import HealthCheck, settings
 
 # The same examples in every run and no time limit an example: a red test stays red on rerun,
