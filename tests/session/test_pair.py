@@ -336,7 +336,7 @@ def test_drafting_resumes_after_a_pause():
     assert answer.origins[-20:].count(Origin.DRAFT) >= 10
 
 
-@pytest.mark.parametrize("schedule", WIRED)
+@pytest.mark.parametrize("schedule", [*WIRED, Schedule.COLOCATED])
 @pytest.mark.parametrize("prompt", [60, 63, 64, 65, 95])
 @pytest.mark.parametrize("window", [64, 128])
 def test_windows_that_fill_up(schedule: Schedule, prompt: int, window: int):

@@ -173,6 +173,20 @@ def test_gaps_and_overflow_are_dropped_and_counted():
     assert session.dropped.overflow == 3
 
 
+def test_drafts_beyond_the_targets_window_are_not_judged():
+    """Field case 13 and I5: an honest edge never sends so many; the target's context is 8."""
+    b = opened(context_length=8)
+    b.say(frame(4, GREEDY[1:20]))
+    (work,) = b.service.batch()
+    assert work.job.drafts == GREEDY[1:4]
+    out = b.service.finished(b.results([work]), started=1.0, now=1.03)
+    verdict, done = (o.message for o in out)
+    assert isinstance(verdict, Verdict)
+    assert (verdict.drafted, verdict.accepted, verdict.token) == (3, 3, GREEDY[4])
+    assert isinstance(done, Done)
+    assert done.reason == "length"
+
+
 def test_a_draft_that_equals_a_free_token_goes_on():
     b = Bench()
     b.say(opening(step="step"))
