@@ -152,3 +152,30 @@ def test_far_away_and_slow_to_draft_it_lets_the_cloud_stream():
     near = {"rtt": 0.004, "share": 0.05, "draft_time": 0.001}
     plain = mean_pace("never", Schedule.CLOUD_ONLY, **near)
     assert mean_pace("auto", Schedule.SYNC, **near) < 0.4 * plain
+
+
+@pytest.mark.parametrize("rtt", [0.1, 0.4])
+def test_the_first_answer_needs_no_lessons(rtt: float):
+    """Told the target's costs by the greeting and the link by OPENED, `auto` streams from the
+    cloud at once where no round pays: an edge that answers one question is as good as another."""
+    plain = Seat("never", Schedule.CLOUD_ONLY, rtt=rtt, share=0.6, draft_time=0.02)
+    seat = Seat("auto", Schedule.SYNC, rtt=rtt, share=0.6, draft_time=0.02)
+    costs = [(rows, 0.03 + 0.0005 * rows) for rows in (1, 2, 4, 8, 16)]
+    seat.estimators.target(costs)
+    assert not seat.estimators.snapshot(0.0).informed
+    ratio = pace(seat.ask(1, tokens=60)) / pace(plain.ask(1, tokens=60))
+    assert seat.estimators.snapshot(seat.world.now).informed
+    assert ratio < 1.08
+
+
+def test_what_the_target_says_of_itself_is_checked():
+    estimators = Estimators()
+    estimators.target([(0, 0.1), (4, -1.0), (4, float("nan")), (2, float("inf"))])
+    assert not estimators.verify
+    estimators.target([(1, 0.03), (8, 0.04)])
+    estimators.target([(1, 9.0)])
+    assert estimators.verify.seconds(1) == pytest.approx(0.03), "the first word stands"
+    estimators.greeting(network=float("nan"), now=1.0)
+    assert not estimators.snapshot(1.0).informed
+    estimators.greeting(network=0.08, now=2.0)
+    assert estimators.snapshot(2.0).informed

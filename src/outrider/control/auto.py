@@ -4,7 +4,9 @@ Rules:
 
 1. The length is `specstop`'s: argmin of N(k) / B(k) by the estimates, plus what rounds in this
    delay state were seen to take beyond the model. The first rounds play the fixed length, twice
-   and half of it in turn: from one length alone no costs can be told apart.
+   and half of it in turn: from one length alone no costs can be told apart. Where link and
+   target were measured by the greeting (`Estimates.informed`), the estimates decide at once, and
+   the cloud alone until then.
 2. It is held, per delay state, until another is better by `margin`, and for `dwell` rounds at
    least; a length that costs `urgent` more than the best is left at once. A signal that hops
    about a threshold so gives at most one switch in `dwell` rounds.
@@ -91,6 +93,7 @@ class Auto:
         self._seen = [0.0] * (self._most + 1)
         self._judged = [0.0] * self._most
         self._plain_tries = 0 if self._gate.may_stop else PLAIN_TRIES
+        self._begun = False
         self._answer: tuple[int, int] | None = None
         self._predicted: tuple[float, ...] = ()
 
@@ -98,6 +101,8 @@ class Auto:
         if observation.room < 1:
             return Decision(length=0)
         known = observation.estimates
+        if observation.opening and known.rounds == 0 and not known.informed:
+            return Decision(length=0)  # the link is not known: OPENED tells, and is asked about
         state = max(0, min(MAX_STATES - 1, known.delay_state))
         view = outlook(
             known,
@@ -106,7 +111,7 @@ class Auto:
             token_bytes=self._token_bytes,
             extra=self._corrections.extra(state),
         )
-        warm = known.rounds >= FIRST_ROUNDS
+        warm = known.informed or known.rounds >= FIRST_ROUNDS
         length = self._length(view, state) if warm else self._warm_up(known.rounds)
         self._answer = (state, length) if warm else None
         # What is told apart from the model while it rests on defaults is no error of it.
@@ -114,6 +119,9 @@ class Auto:
         # A short room is no reason to change what is held.
         chosen = min(self._tried(view, length) if warm else length, observation.room)
         worth = view.worth_going_on(known.rounds)
+        if known.informed and known.rounds == 0 and not self._begun:
+            self._begun = True
+            self._gate.begin(on=worth)
         on = self._gate.speculate(worth=worth, excess=view.excess[chosen])
         if (
             on

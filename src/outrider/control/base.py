@@ -65,6 +65,9 @@ class Estimates:
     """Which of the known delay levels the link is in now, 0 the shortest."""
     delay_levels: tuple[float, ...] = ()
     """The known levels of `round_trip`, ascending; `delay_state` counts along them."""
+    informed: bool = False
+    """Link and target were measured before the first round: nothing but acceptance and the draft's
+    own cost stands at a default."""
     rounds: int = 0
     """Rounds these rest on."""
 
@@ -78,6 +81,9 @@ class Observation:
     room: int
     """Most drafts of any use: what is left of the answer, the window and both contexts."""
     estimates: Estimates
+    opening: bool = False
+    """The session is about to be opened: nothing has been heard of it yet, and 0 lets the cloud
+    begin alone until it has."""
     streaming: bool = False
     """Drafts go out while others are unjudged: `length` is then a window, and a round trip is
     paid once and not a round."""

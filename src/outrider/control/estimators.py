@@ -143,6 +143,7 @@ class Estimators:
         self._bytes = ByteTimes(
             _byte_or(byte_up, DEFAULT_BYTE_UP), _byte_or(byte_down, DEFAULT_BYTE_DOWN)
         )
+        self._told_costs = self._told_link = False
         self._now: float | None = None
         self._credit, self._change = CREDIT_START, 0.0
         self._history: deque[float] = deque(maxlen=HISTORY)
@@ -156,6 +157,20 @@ class Estimators:
         """A drafting job made `count` tokens in `seconds`."""
         if count >= 1 and _is_time(seconds):
             self._draft.observe(count, seconds)
+
+    def target(self, points: Sequence[tuple[int, float]]) -> None:
+        """The target's own row costs, (rows, seconds), as its side measured them; taken where
+        nothing is known yet. Points that are no times of rows are left out."""
+        good = [(rows, seconds) for rows, seconds in points if rows >= 1 and _is_time(seconds)]
+        if good and not self.verify:
+            self.verify = RowCosts(good)
+            self._told_costs = True
+
+    def greeting(self, *, network: float, now: float, bytes_up: float = 0) -> None:
+        """The cloud's answer to an OPEN of `bytes_up` bytes came after `network` seconds."""
+        before = self._network.weight
+        self.round_trip(network=network, now=now, bytes_up=bytes_up)
+        self._told_link = self._told_link or self._network.weight > before
 
     def step(self, rows: int, seconds: float) -> None:
         """A target forward over `rows` rows took `seconds`."""
@@ -258,6 +273,7 @@ class Estimators:
             credit_change=self._change,
             delay_state=self._levels.state,
             delay_levels=self._levels.levels,
+            informed=self._told_costs and self._told_link,
             rounds=self._rounds,
         )
 

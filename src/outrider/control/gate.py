@@ -67,6 +67,10 @@ class Gate:
         """False: never off."""
         return not self._always
 
+    def begin(self, *, on: bool) -> None:
+        """Where to begin, before the first question: what is known then needs no strikes."""
+        self._on = on or self._always
+
     def speculate(self, *, worth: bool, excess: float) -> bool:
         """`worth`: the model says that it pays now. `excess`: plain steps lost by a probe."""
         self._worth = worth

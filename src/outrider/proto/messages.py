@@ -72,6 +72,9 @@ class Hello(Frozen, tag="hello", frozen=True, kw_only=True):
     pace_ms: float = 0.0
     """Cloud: milliseconds added to every forward on purpose, standing for a larger target. Every
     report about such a cloud says so."""
+    row_ms: tuple[tuple[Count, float], ...] = ()
+    """Cloud: (rows, milliseconds of a forward over so many rows), as measured before it served:
+    an edge that is to choose a draft length need not learn it from its first answers."""
     drafts: bool = False
     """Cloud: it has a draft of its own, so OPEN may ask for `cloud_draft`."""
 

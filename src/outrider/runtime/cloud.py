@@ -357,6 +357,7 @@ class CloudServer:
             deterministic=info.deterministic,
             model=info.name,
             pace_ms=self.config.pace * 1e3,
+            row_ms=tuple((rows, 1e3 * seconds) for rows, seconds in self.service.costs.curve()),
             drafts=self.desk.drafts,
         )
 

@@ -1,4 +1,5 @@
-"""What the WebSocket library may write to logs: never a login, at no level (field case 34)."""
+"""What the WebSocket library may write to logs: never a login nor what a frame says, at no level
+(field case 34)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import logging
 import re
 from collections.abc import MutableMapping
 from typing import Any, Final
+
+from websockets.frames import Frame
 
 HIDDEN: Final = "[hidden]"
 _SECRET_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
@@ -20,8 +23,15 @@ def without_secrets(url: str) -> str:
     return _QUERY.sub("", _USER_INFO.sub("", url))
 
 
+def _fit(argument: object) -> object:
+    """An argument of a log line: frames by their kind and size alone."""
+    if isinstance(argument, Frame):
+        return f"{argument.opcode.name} [{len(argument.data)} bytes]"
+    return without_secrets(argument) if isinstance(argument, str) else argument
+
+
 class _Discreet(logging.LoggerAdapter[logging.Logger]):
-    """Hides header values that log somebody in, and the query of a request."""
+    """Hides header values that log somebody in, the query of a request, and what frames say."""
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         if msg == _STRANGER:  # scanners and cut handshakes: no traceback, no line of what they sent
@@ -31,7 +41,7 @@ class _Discreet(logging.LoggerAdapter[logging.Logger]):
         if len(args) == 2 and str(args[0]).lower() in _SECRET_HEADERS:
             args = (args[0], HIDDEN)
         else:
-            args = tuple(without_secrets(a) if isinstance(a, str) else a for a in args)
+            args = tuple(_fit(a) for a in args)
         super().log(level, msg, *args, **kwargs)
 
     def process(

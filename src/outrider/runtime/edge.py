@@ -589,6 +589,8 @@ class EdgeRuntime:
             case LinkUp():
                 connection = self._client.connection
                 self.peer = connection.peer if connection else None
+                if self.peer is not None:
+                    self.learnt.estimators.target([(n, ms / 1e3) for n, ms in self.peer.row_ms])
             case LinkDown():
                 self.last_break = event.reason
 

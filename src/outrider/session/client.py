@@ -206,6 +206,8 @@ class _Live:
     steered: StepPolicy | None = None
     """The step policy that the present connection's cloud was told last; None: not known."""
 
+    opened_at: float | None = None
+    """Seconds: when OPEN was sent on a connection that was up."""
     swayed: bool = False
     """A STEER was ever sent."""
 
@@ -544,7 +546,7 @@ class EdgeClient:
         except LocalError as error:
             self._fail(number, Code.TOO_LARGE, str(error))
             return
-        live.steered = live.step
+        live.steered, live.opened_at = live.step, now
         self._say(live, session.retry(now))
 
     def _resume(self, live: _Live, now: float) -> None:
@@ -619,6 +621,8 @@ class EdgeClient:
         replies: tuple[Message, ...] = ()
         match message:
             case Opened():
+                if live.opened_at is not None and not live.accepted:
+                    session.greeted(now - live.opened_at, now)
                 live.move("OPENED")
                 live.accepted = True
             case Verdict() | Relaxed():

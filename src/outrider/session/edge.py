@@ -199,6 +199,11 @@ class EdgeSession:
         )
         return self._drafting
 
+    def greeted(self, network: float, now: float) -> None:
+        """OPENED came `network` seconds behind OPEN."""
+        self._pilot.greeted(network, ID_BYTES * self.generation.sequence.base, now)
+        self._window(now)
+
     def ask(self, now: float) -> None:
         """Find out whether the cloud should stream alone, before the session is opened there."""
         self._window(now)

@@ -54,6 +54,9 @@ class Pilot:
         """Most unjudged drafts now, in [0, room]; 0: let the cloud stream alone."""
         return room
 
+    def greeted(self, network: float, size: int, now: float) -> None:
+        """The cloud answered an OPEN of about `size` bytes after `network` seconds."""
+
     def stop_rule(self) -> StopRule | None:
         """Ends the next block early; None: draft all of it."""
         return None
@@ -97,6 +100,7 @@ class ControlledPilot(Pilot):
         self._delay_state = 0
         self._marks: deque[tuple[int, int, float]] = deque(maxlen=MAX_MARKS)
         self._network: deque[float] = deque(maxlen=STREAM_SAMPLES)
+        self._heard = False
         self._prefilled = False
         self._newest: float | None = None
 
@@ -113,10 +117,15 @@ class ControlledPilot(Pilot):
                 now=now,
                 room=min(room, MAX_LENGTH),
                 estimates=estimates,
+                opening=not (self._heard or self._prefilled),
                 streaming=self._streaming,
             )
             self._decision = self._controller.decide(question)
         return min(self._decision.length, room)
+
+    def greeted(self, network: float, size: int, now: float) -> None:
+        self._estimators.greeting(network=network, now=now, bytes_up=size)
+        self._heard, self._asked = True, False  # it knows more now
 
     def stop_rule(self) -> StopRule | None:
         return self._controller.stop_rule()
