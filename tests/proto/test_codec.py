@@ -27,6 +27,7 @@ from outrider.proto.messages import (
     Limits,
     Load,
     Logprobs,
+    Marks,
     Message,
     Open,
     Opened,
@@ -296,6 +297,7 @@ MESSAGES = st.one_of(
         Resume, session=count, uid=st.binary(max_size=20), base=count, digest=st.binary(max_size=20)
     ),
     st.builds(Steer, session=count, step=short),
+    st.builds(Marks, session=count, positions=ids, spent=number, max_jsd=number),
     st.builds(Opened, session=count, base=count),
     st.builds(
         Done, session=count, reason=short, output_tokens=count, digest=st.binary(max_size=20)

@@ -15,11 +15,12 @@ from outrider.core.sparse import Sketch
 from outrider.core.tokens import Origin, Rule, SamplingParams
 from outrider.engines.base import FloatRow
 from outrider.engines.toy import random_law, table_law
-from outrider.proto.messages import Code, Draft
+from outrider.proto.codec import decode
+from outrider.proto.messages import Code, Draft, Relaxed
 from outrider.session.client import Ended, Failed
 from outrider.session.schedules import Schedule
 from toys import TARGET, VOCAB, remember
-from world import Answer, RandomFaults, World, alone
+from world import Answer, Pipe, RandomFaults, World, alone
 
 EOS = frozenset({0})
 PROMPT = (1, 2, 3)
@@ -218,3 +219,117 @@ def test_an_open_of_the_relaxed_rule_needs_its_numbers():
 def test_numbers_out_of_range_are_refused(wrong: dict[str, float]):
     with pytest.raises(ValueError, match=r"budget|sketch"):
         Relaxation(**wrong)  # type: ignore[arg-type]
+
+
+def unmarked_tokens_are_the_targets(answer: Answer, seed: int) -> None:
+    """Given what was committed before it, each unmarked token is the target's own."""
+    for i, token in enumerate(answer.ids):
+        one = SamplingParams(seed=seed, max_tokens=1, temperature=1.0)
+        (own,) = alone(TARGET, (*PROMPT, *answer.ids[:i]), one, vocab_size=VOCAB, eos=EOS)
+        assert (token == own) is (answer.origins[i] is not Origin.RELAXED), (seed, i)
+
+
+def test_drafts_of_the_clouds_own_are_marked_and_paid_for():
+    """The edge sees TOKENS of them and no verdict: MARKS go before."""
+    marked = 0
+    for seed in range(10):
+        w = World(TARGET, NEAR, vocab_size=VOCAB, eos=EOS)
+        relaxation = Relaxation(policy=Policy(threshold=0.4), budget=2.0, sketch=4)
+        params = SamplingParams(seed=seed, max_tokens=40, temperature=1.0)
+        answer = ask(w, relaxation, params, schedule=Schedule.COLOCATED, draft_length=4)
+        assert isinstance(answer.end, Ended)
+        unmarked_tokens_are_the_targets(answer, seed)
+        ledger = ledger_of(w)
+        assert 0.0 < ledger.spent <= 2.0
+        assert ledger.relaxed == answer.origins.count(Origin.RELAXED)
+        marked += ledger.relaxed
+    assert marked > 3
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_verdict_lost_with_the_link_is_marked_and_paid_for_all_the_same(restart: bool):
+    """RESUME replays its tokens; what it cost goes with them, and on to the next verifier."""
+
+    class LoseOne:
+        def __init__(self) -> None:
+            self.lost = 0.0
+            self.moved = False
+
+        def frames(self, world: World, pipe: Pipe, way: str, frame: bytes):  # type: ignore[no-untyped-def]
+            message = decode(frame)
+            if isinstance(message, Relaxed) and not self.lost and message.spent > 0.3:
+                self.lost = message.spent
+                world.cut(pipe)
+                return []
+            if isinstance(message, Relaxed) and self.lost and restart and not self.moved:
+                self.moved = True
+                world.restart()
+            return [(0.0, frame)]
+
+    lost = 0
+    for seed in range(10):
+        faults = LoseOne()
+        w = World(TARGET, NEAR, vocab_size=VOCAB, eos=EOS, faults=faults)
+        relaxation = Relaxation(policy=Policy(threshold=0.4), budget=2.0, sketch=4)
+        params = SamplingParams(seed=seed, max_tokens=40, temperature=1.0)
+        answer = ask(w, relaxation, params, schedule=Schedule.SYNC)
+        assert isinstance(answer.end, Ended)
+        unmarked_tokens_are_the_targets(answer, seed)
+        ledger = ledger_of(w)
+        assert faults.lost <= ledger.spent <= 2.0
+        assert ledger.relaxed == answer.origins.count(Origin.RELAXED)
+        lost += faults.lost > 0.0
+    assert lost > 5
+
+
+def test_a_threshold_is_of_its_own_frame_and_of_no_earlier_draft():
+    """A later, or a dropped, frame must not relax what was sent before it."""
+    w = World(TARGET, NEAR, vocab_size=VOCAB)
+    edge = w.edges[0]
+    number = edge.ask(
+        PROMPT,
+        SamplingParams(seed=2, max_tokens=6),
+        rule=Rule.RELAXED,
+        relaxation=Relaxation(policy=Policy(rule=RelaxedRule.FSD, threshold=0.0), budget=9.0),
+        schedule=Schedule.CLOUD_ONLY,
+    )
+    w.run(until=0.12, idle=False)
+    (entry,) = w.service._entries.values()
+    session = entry.session
+    base = session.generation.sequence.base
+
+    def frame(start: int, epoch: int, threshold: float, token: int = 1) -> Draft:
+        sketch = Sketch(ids=(token,), codes=(0,))
+        return Draft(
+            session=number,
+            epoch=epoch,
+            start=start,
+            tokens=(token,),
+            sketches=(sketch,),
+            threshold=threshold,
+        )
+
+    session._job = None
+    session.on_draft(frame(base, 5, 0.0), w.now)
+    session.on_draft(frame(base + 1, 5, 0.5), w.now)
+    session.on_draft(frame(base + 2, 1, 0.6), w.now)  # of a dead chain
+    assert session.usable == 2
+    session.next_job(1)
+    assert session._verifier.policy.threshold == 0.0
+    session.abandon()
+    session.next_job(2)
+    assert session._verifier.policy.threshold == 0.0, "the strictest of the block"
+
+
+def test_relaxed_tokens_behind_a_stop_are_not_counted():
+    for seed in range(20):
+        w = World(TARGET, NEAR, vocab_size=VOCAB, eos=EOS)
+        relaxation = Relaxation(
+            policy=Policy(rule=RelaxedRule.FSD, threshold=math.log(2)), budget=math.inf
+        )
+        params = SamplingParams(
+            seed=seed, max_tokens=60, temperature=1.5, stop_token_ids=frozenset(range(1, 30))
+        )
+        answer = ask(w, relaxation, params, schedule=Schedule.SYNC, draft_length=8)
+        assert isinstance(answer.end, Ended)
+        assert ledger_of(w).relaxed == answer.origins.count(Origin.RELAXED)

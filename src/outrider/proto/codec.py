@@ -43,6 +43,7 @@ from outrider.proto.messages import (
     Hello,
     Load,
     Logprobs,
+    Marks,
     Message,
     Open,
     Opened,
@@ -87,7 +88,19 @@ _LEAST_SKETCH: Final = 4
 _MAX_LOAD_US: Final = MAX_VALUE
 
 _Cold = (
-    Hello | Open | Resume | Steer | Opened | Done | Error | Cancel | GoAway | Ping | Pong | Logprobs
+    Hello
+    | Open
+    | Resume
+    | Steer
+    | Marks
+    | Opened
+    | Done
+    | Error
+    | Cancel
+    | GoAway
+    | Ping
+    | Pong
+    | Logprobs
 )
 _COLD: Final = msgspec.msgpack.Decoder(_Cold)
 _COLD_TYPES: Final = get_args(_Cold)

@@ -11,7 +11,7 @@ Rules:
 
     state       edge receives                          cloud receives
     HELLO       Hello, Error                           Hello
-    READY       Opened Verdict Relaxed Tokens          Open Resume Steer Draft Correct
+    READY       Opened Verdict Relaxed Marks Tokens    Open Resume Steer Draft Correct
                 Proposals Row Logprobs Done Error      Cancel Ping Pong Error
                 GoAway Ping Pong
     DRAINING    as READY                               as READY, but Open is refused (draining)
@@ -43,6 +43,7 @@ from outrider.proto.messages import (
     Hello,
     Limits,
     Logprobs,
+    Marks,
     Message,
     Open,
     Opened,
@@ -76,7 +77,21 @@ class State(StrEnum):
 
 
 _EDGE_HEARS: Final = frozenset(
-    {Opened, Verdict, Relaxed, Tokens, Proposals, Row, Logprobs, Done, Error, GoAway, Ping, Pong}
+    {
+        Opened,
+        Verdict,
+        Relaxed,
+        Marks,
+        Tokens,
+        Proposals,
+        Row,
+        Logprobs,
+        Done,
+        Error,
+        GoAway,
+        Ping,
+        Pong,
+    }
 )
 _CLOUD_HEARS: Final = frozenset({Open, Resume, Steer, Draft, Correct, Cancel, Ping, Pong, Error})
 

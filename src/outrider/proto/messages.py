@@ -150,6 +150,18 @@ class Resume(Frozen, tag="resume", frozen=True, kw_only=True):
     """Digest of the committed prefix [0, base) (`proto.digest`)."""
 
 
+class Marks(Frozen, tag="marks", frozen=True, kw_only=True):
+    """Cloud to edge, relaxed rule: what a VERDICT would have said of the tokens in the next TOKENS
+    (drafts of the cloud's own, replay after RESUME)."""
+
+    session: Count
+    positions: tuple[Count, ...]
+    """Of the tokens that the target did not choose, ascending."""
+    spent: float
+    """The session's ledger behind them (core.ledger)."""
+    max_jsd: float
+
+
 class Steer(Frozen, tag="steer", frozen=True, kw_only=True):
     """Edge to cloud: from now on run forwards by this step policy. A controller that finds that
     speculation does not pay lets the cloud stream alone, and takes the word back later. The last
@@ -371,6 +383,7 @@ Message = (
     | Open
     | Resume
     | Steer
+    | Marks
     | Opened
     | Done
     | Error

@@ -47,6 +47,7 @@ from outrider.proto.messages import (
     GoAway,
     Hello,
     Logprobs,
+    Marks,
     Message,
     Open,
     Opened,
@@ -633,6 +634,8 @@ class EdgeClient:
                 step, replies = session.on_proposals(message, now)
             case Row():
                 step, replies = session.on_row(message, now)
+            case Marks():
+                session.on_marks(message)
             case Logprobs():
                 step = session.on_logprobs(message, now)
             case Done():

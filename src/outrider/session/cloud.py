@@ -48,6 +48,7 @@ from outrider.proto.messages import (
     Draft,
     Load,
     Logprobs,
+    Marks,
     Message,
     Proposals,
     Relaxed,
@@ -137,6 +138,11 @@ class CloudSession:
         self._pending: list[int] = []
         self._pending_q: list[float] = []
         self._pending_sketches: list[Sketch] = []
+        # T of each pending draft: a frame's own, not that of whatever was sent behind it.
+        self._pending_t: list[float] = []
+        self._threshold = verifier.policy.threshold
+        self._marks: list[int] = []
+        self._relaxed_before = verifier.ledger.relaxed
         # Position at which one step of the target alone was asked for; the prefill never waits.
         self._asked: int | None = generation.sequence.base
         self._held = held
@@ -183,8 +189,9 @@ class CloudSession:
         """Another step policy from now on. Raises RemoteError for one that does not exist."""
         try:
             policy = StepPolicy(frame.step)
-        except ValueError as error:
-            raise RemoteError(Code.PARAMETER, str(error), self.number) from None
+        except ValueError:
+            words = " or ".join(StepPolicy)
+            raise RemoteError(Code.PARAMETER, f"step is {words}", self.number) from None
         if policy is StepPolicy.STEP:
             self._note_ready(now)
         self.policy = policy
@@ -214,7 +221,7 @@ class CloudSession:
         if frame.threshold is None:
             return
         try:
-            self._verifier.policy = self._verifier.policy.with_threshold(frame.threshold)
+            self._verifier.policy.with_threshold(frame.threshold)
         except ParameterError as error:
             raise RemoteError(Code.PARAMETER, str(error), self.number) from None
 
@@ -242,6 +249,10 @@ class CloudSession:
             self._pending.extend(fresh[:room])
             self._pending_q.extend(frame.q[overlap : overlap + room])
             self._pending_sketches.extend(frame.sketches[overlap : overlap + room])
+            if frame.sketches:
+                told = self._threshold if frame.threshold is None else frame.threshold
+                self._threshold = told
+                self._pending_t.extend([told] * len(fresh[:room]))
 
     def _note_ready(self, now: float) -> None:
         """A forward becomes possible now, unless it already was."""
@@ -256,6 +267,7 @@ class CloudSession:
         self._pending.clear()
         self._pending_q.clear()
         self._pending_sketches.clear()
+        self._pending_t.clear()
 
     @property
     def wants(self) -> bool:
@@ -304,6 +316,9 @@ class CloudSession:
         self._job = job
         self._job_q = tuple(self._pending_q[:count])
         self._job_sketches = tuple(self._pending_sketches[:count])
+        if count and self._pending_t:
+            strictest = min(self._pending_t[:count])
+            self._verifier.policy = self._verifier.policy.with_threshold(strictest)
         self._job_epoch = self._epoch
         return job
 
@@ -351,6 +366,8 @@ class CloudSession:
         start = self.generation.sequence.base
         step = self.generation.apply(draft, judgement)
         verdict = judgement.verdict
+        marks = [start + i for i, o in enumerate(step.origins) if o is Origin.RELAXED]
+        self._marks += marks
         self._learn(verdict, own_draft=own_draft)
         self._settle(step.tokens)
         messages: list[Message] = []
@@ -372,10 +389,21 @@ class CloudSession:
                 )
             )
         else:
+            if isinstance(verdict, RelaxedVerdict) and verdict.drafted:
+                messages.append(self._marked(marks))
             messages.append(Tokens(session=self.number, start=start, tokens=step.tokens, load=load))
         if step.finish is not None:
             messages.append(self.done())
         return tuple(messages)
+
+    def _marked(self, positions: Sequence[int]) -> Marks:
+        ledger = self._verifier.ledger
+        return Marks(
+            session=self.number,
+            positions=tuple(positions),
+            spent=ledger.spent,
+            max_jsd=ledger.max_jsd,
+        )
 
     def _relaxed(self, start: int, verdict: RelaxedVerdict, load: Load) -> Relaxed:
         return Relaxed(
@@ -410,7 +438,7 @@ class CloudSession:
         for token in tokens:
             if self._pending and self._pending[0] == token:
                 del self._pending[0]
-                del self._pending_q[:1], self._pending_sketches[:1]
+                del self._pending_q[:1], self._pending_sketches[:1], self._pending_t[:1]
             elif self._pending:
                 self._kill_chain()
                 return
@@ -426,7 +454,7 @@ class CloudSession:
             near_ties=self.generation.counters.near_ties,
             own_drafted=self.generation.counters.drafted if self._drafts_here else 0,
             own_accepted=self.generation.counters.accepted if self._drafts_here else 0,
-            relaxed=self._verifier.ledger.relaxed,
+            relaxed=self._relaxed_before + self.generation.counters.relaxed,
             spent=self._verifier.ledger.spent,
             max_jsd=self._verifier.ledger.max_jsd,
         )
@@ -508,6 +536,8 @@ class CloudSession:
             if told:
                 first = max(start, self._told_from)
                 messages.append(_logprobs(self.number, first, told))
+            if self._rule is Rule.RELAXED:
+                messages.append(self._marked([p for p in self._marks if start <= p < end]))
             messages.append(Tokens(session=self.number, start=start, tokens=committed[start:end]))
         if self._open is not None:
             self._open.round = 0

@@ -42,6 +42,7 @@ from outrider.proto.messages import (
     Draft,
     Load,
     Logprobs,
+    Marks,
     Message,
     Proposals,
     Relaxed,
@@ -157,6 +158,7 @@ class EdgeSession:
         self.ledger = relaxation.ledger if relaxation else Ledger()
         """What relaxing has cost, as the cloud said last."""
         self._sketches: list[Sketch] = []
+        self._marked: set[int] = set()
         self._retry_after = retry_after
         self._digest = DigestChain()
         self._drafting: DraftJob | None = None
@@ -333,16 +335,30 @@ class EdgeSession:
             raise RemoteError(Code.STATE, "a relaxed verdict nobody asked for", self.number)
         for i in frame.marks:
             origins[i] = Origin.RELAXED
+        self._charge(frame.spent, frame.max_jsd)
+        return frame.strict
+
+    def _charge(self, spent: float, max_jsd: float) -> None:
+        """The cloud's ledger, which only ever grows."""
+        assert self.relaxation is not None, "asked for by the caller"
         try:
             self.ledger = Ledger(
                 budget=self.relaxation.budget,
-                spent=frame.spent,
-                relaxed=self.ledger.relaxed + len(frame.marks),
-                max_jsd=frame.max_jsd,
+                spent=max(self.ledger.spent, spent),
+                relaxed=self.generation.counters.relaxed,
+                max_jsd=max(self.ledger.max_jsd, max_jsd),
             )
         except ParameterError as error:
             raise RemoteError(Code.STATE, f"the ledger: {error}", self.number) from None
-        return frame.strict
+
+    def on_marks(self, frame: Marks) -> None:
+        """Which of the next tokens are relaxed, and what they cost."""
+        if self.relaxation is None:
+            raise RemoteError(Code.STATE, "marks nobody asked for", self.number)
+        if self.generation.finish is None:
+            self._charge(frame.spent, frame.max_jsd)
+            base = self.generation.sequence.base
+            self._marked |= {p for p in frame.positions if base <= p < base + MAX_BLOCK}
 
     def _judged(
         self,
@@ -402,7 +418,15 @@ class EdgeSession:
         self._touch(now)
         tail = sequence.tail
         self.rejoined += sum(1 for a, b in zip(tail, fresh, strict=False) if a == b)
-        step = self._commit(fresh, (Origin.TARGET,) * len(fresh))
+        base = sequence.base
+        step = self._commit(
+            fresh,
+            tuple(
+                Origin.RELAXED if base + i in self._marked else Origin.TARGET
+                for i in range(len(fresh))
+            ),
+        )
+        self._marked.clear()
         self.generation.count(drafted=0, accepted=0, kept=len(step.tokens))
         self._pilot.streamed(len(step.tokens), frame.load, now)
         return self._told(step, frame.load, drafted=0, accepted=0, strict=0)
@@ -428,6 +452,8 @@ class EdgeSession:
         digest = self._digest.of(sequence.committed)
         if self.generation.finish is None or digest != frame.digest:
             raise RemoteError(Code.DIGEST, "edge and cloud end with different ids", self.number)
+        if self.relaxation is not None:
+            self._charge(frame.spent, frame.max_jsd)
         counters = self.generation.counters
         counters.near_ties = frame.near_ties
         counters.drafted += frame.own_drafted
@@ -448,6 +474,8 @@ class EdgeSession:
             self._logprobs.pop(base + i) for i in range(len(tokens)) if base + i in self._logprobs
         )
         step = self.generation.commit(tokens, origins, logprobs)
+        if self.relaxation is not None:
+            self.ledger = replace(self.ledger, relaxed=self.generation.counters.relaxed)
         if sequence.epoch == epoch:
             settled = len(tail) - len(sequence.tail)
             del self._rows[:settled], self._sketches[:settled]

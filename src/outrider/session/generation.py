@@ -87,6 +87,8 @@ class Counters:
     accepted_at: list[int] = field(default_factory=list)
     """How many blocks had their draft at index i accepted."""
     near_ties: int = 0
+    relaxed: int = 0
+    """Committed tokens that stand although the target chose others."""
     residual: dict[str, int] = field(default_factory=dict)
     """Rejections by the step of the residual dialogue that ended them."""
 
@@ -224,6 +226,7 @@ class Generation:
             if self.finish is not None:
                 break
         self.sequence.settle(tokens[:kept])
+        self.counters.relaxed += sum(o is Origin.RELAXED for o in origins[:kept])
         if self.finish is not None:
             self.sequence.rollback()
         return Step(
