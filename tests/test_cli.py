@@ -313,6 +313,38 @@ BAD = {
         ["hi", "--draft-length", "-1", "--target", "toy", "--draft", "toy", "--cloud", "ws://x"],
         "--draft-length: must be in",
     ),
+    "relaxing nothing": (["hi", "--relax-rule", "fsd"], "--relax-rule: only with --verify relaxed"),
+    "relaxing nothing, nan": (
+        ["hi", "--budget", "nan", "--sketch", "999"],
+        "--budget, --sketch: only with --verify relaxed",
+    ),
+    "budget nan": (["hi", "--verify", "relaxed", "--budget", "nan"], "budget"),
+    "threshold": (["hi", "--verify", "relaxed", "--threshold", "0.7"], "threshold"),
+    "relaxed at the edge alone": (
+        ["hi", "--schedule", "edge-only", "--verify", "relaxed"],
+        "edge-only judges nothing",
+    ),
+    "controller of no drafts": (
+        ["hi", *NOBODY, "--schedule", "cloud-only", "--controller", "auto"],
+        "there are none here",
+    ),
+    "controller without a draft": (
+        ["hi", *NOBODY, "--draft", "none", "--controller", "specstop"],
+        "there are none here",
+    ),
+    "another controller of T": (
+        ["hi", *NOBODY, *("--verify", "relaxed", "--relax-rule", "e2sci"), "--controller", "auto"],
+        "adapts T by --controller credit",
+    ),
+    "unknown controller": (
+        ["hi", *NOBODY, "--controller", "magic"],
+        "--controller: must be one of",
+    ),
+    "options of fixed": (["hi", *NOBODY, "--controller", "fixed:k=3"], "fixed has no options"),
+    "colocated without drafts": (
+        ["hi", *NOBODY, "--schedule", "colocated", "--draft-length", "0"],
+        "nothing to draft",
+    ),
     "no prompt": ([], "PROMPT"),
     "unknown option": (["hi", "--creativity", "9"], "--creativity"),
     "broken text": (["\udcff"], "not valid UTF-8"),

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from calibrations import DRAFT, TARGET, calibration, table
-from outrider.control.base import CalibrationError
+from calibrations import DRAFT, TARGET, calibration, network, table
+from outrider.control.base import CalibrationError, ControllerFacts
 from outrider.control.calibration import FILE, ModelFacts, ThresholdLaw, decode, encode, load
+from outrider.control.registry import make
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -115,3 +116,29 @@ def test_bins_hold_their_lower_edge() -> None:
 def test_a_table_that_does_not_fit_together(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         table(**bad)
+
+
+def test_files_that_are_none_are_refused_and_never_read_whole(tmp_path):
+    """A device, a file without end, one so deep that a parser gives up."""
+    with pytest.raises(CalibrationError, match="no calibration file"):
+        load("/dev/zero")
+    huge = tmp_path / "huge.json"
+    with huge.open("wb") as file:
+        file.truncate(1 << 34)  # sparse
+    with pytest.raises(CalibrationError, match="too large"):
+        load(huge)
+    deep = tmp_path / "deep.json"
+    deep.write_bytes(encode(calibration())[:-2] + b',"x":' + b"[" * 200_000)
+    with pytest.raises(CalibrationError):
+        load(deep)
+
+
+def test_a_network_that_gives_no_numbers_is_refused(tmp_path):
+    weights = network()
+    for layer in weights.layers:
+        for row in layer.weights:
+            row[:] = [3e38] * len(row)
+    stored = tmp_path / "calibration.json"
+    stored.write_bytes(encode(msgspec.structs.replace(calibration(), predictor=weights)))
+    with pytest.raises(CalibrationError, match="no numbers"):
+        make("credit", ControllerFacts(calibration=str(stored)))

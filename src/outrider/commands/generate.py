@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -53,7 +53,12 @@ def _sampling(name: str, text: str) -> Any:
     return typer.Option(name, metavar="N", help=text, rich_help_panel=SAMPLING)
 
 
+RELAX_OPTIONS: Final = ("relax_rule", "threshold", "budget", "sketch")
+"""Of --verify relaxed alone."""
+
+
 def generate(
+    context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The question or text; - reads it from stdin.")],
     target: Target = DEFAULT_TARGET,
     draft: Draft = None,
@@ -167,7 +172,7 @@ def generate(
     schedule: ScheduleOption = Schedule.FREERUN,
     window: Window = DEFAULT_WINDOW,
     growth: Growth = DEFAULT_GROWTH,
-    controller: ControllerOption = "fixed",
+    controller: ControllerOption = None,
     calibration: Annotated[
         Path | None,
         typer.Option(
@@ -264,16 +269,27 @@ def generate(
         seed=secrets.randbelow(2**32) if seed is None else seed,
     )
     rule = Rule(verify.value)
+    given = _given(context, "draft_length", *RELAX_OPTIONS)
     relaxation = None
     if rule is Rule.RELAXED:
         policy = Policy(rule=relax_rule, threshold=threshold)
         relaxation = Relaxation(policy=policy, budget=budget, sketch=sketch)
+    _refuse_relaxing(rule, schedule, given)
+    chosen = _controller(
+        controller,
+        schedule,
+        drafts=bool(draft_length) and draft != "none",
+        adapts=rule is Rule.RELAXED and relax_rule is RelaxedRule.E2SCI,
+        fixed="draft_length" in given,
+    )
     text = read_prompt(prompt)
     if cloud is not None and schedule is not Schedule.EDGE_ONLY:
         if dtype is not Dtype.AUTO or not deterministic:
             raise CommandError(
                 "--dtype and --no-deterministic are the verifier's: give them to outrider cloud"
             )
+        if not draft_length and schedule is Schedule.COLOCATED:
+            raise CommandError("--draft-length 0 leaves colocated nothing to draft")
         remote.answer(
             remote.Remote(
                 url=cloud,
@@ -281,7 +297,7 @@ def generate(
                 window=window,
                 draft_length=draft_length or 1,
                 growth=growth,
-                controller=controller,
+                controller=chosen,
                 calibration=calibration,
                 link=link,
                 token_file=token_file,
@@ -307,7 +323,7 @@ def generate(
     _refuse_network(
         schedule,
         {
-            "--controller": None if controller == "fixed" else controller,
+            "--controller": None if controller in (None, "fixed") else controller,
             "--calibration": calibration,
             "--link": link,
             "--trace": trace,
@@ -346,6 +362,39 @@ def generate(
     show(stream)
     note = " · edge-only: the draft's own text, not the target's" if alone else ""
     console.messages().print(models.summary(stream.result) + note, style="dim", markup=False)
+
+
+def _given(context: typer.Context, *names: str) -> set[str]:
+    """Those of the options that stand on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def _refuse_relaxing(rule: Rule, schedule: Schedule, given: set[str]) -> None:
+    """Options of relaxing where nothing is relaxed are a mistake, not a wish."""
+    odd = sorted(given.intersection(RELAX_OPTIONS))
+    if rule is Rule.RELAXED and schedule is Schedule.EDGE_ONLY:
+        raise CommandError("edge-only judges nothing: leave --verify relaxed out")
+    if rule is not Rule.RELAXED and odd:
+        names = ", ".join("--" + name.replace("_", "-") for name in odd)
+        raise CommandError(f"{names}: only with --verify relaxed")
+
+
+def _controller(
+    asked: str | None, schedule: Schedule, *, drafts: bool, adapts: bool, fixed: bool
+) -> str:
+    """Who decides how many guesses. Not asked for: `auto` in the synchronous loop, where a length
+    that does not fit costs most, unless a length was given; `credit` where T is to adapt."""
+    if asked is None:
+        if adapts:
+            return "credit"
+        return "auto" if schedule is Schedule.SYNC and not fixed else "fixed"
+    name, _, _ = asked.partition(":")
+    if name != "fixed" and (schedule in remote.NO_DRAFTER or not drafts):
+        raise CommandError(f"--controller {name} decides about guesses, and there are none here")
+    if adapts and name != "credit":
+        raise CommandError("--relax-rule e2sci adapts T by --controller credit: leave it to that")
+    return asked
 
 
 def _refuse_network(schedule: Schedule, given: dict[str, object]) -> None:

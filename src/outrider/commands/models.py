@@ -129,7 +129,10 @@ def summary(result: GenerationResult) -> str:
         parts.append(f"{result.timing.tpot_s * 1e3:.0f} ms per token")
     if result.relaxed is not None:
         spent = result.relaxed
-        parts.append(f"{spent.relaxed} relaxed tokens, within TV {spent.spent:.3g} of exact")
+        bound = f"within TV {spent.spent:.2g} of the exact law"
+        if spent.spent > 1.0:
+            bound = f"charges of {spent.spent:.3g} in all, which bound no law"
+        parts.append(f"{spent.relaxed} relaxed tokens, {bound}")
     parts.append(f"seed {result.seed}")
     if result.counters.near_ties:
         parts.append(f"{result.counters.near_ties} near-ties (see --deterministic)")

@@ -140,13 +140,15 @@ ScheduleOption = Annotated[
     ),
 ]
 ControllerOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--controller",
         metavar="NAME",
         help="Who says how many guesses: fixed (K and W as given), auto (by measured costs and "
         "acceptance; may let the cloud stream alone), never, and the published ones: specstop, "
-        "ucb-specstop, ... Options behind a colon: ucb-specstop:beta=0.5. See docs/controllers.md.",
+        "ucb-specstop, ... Options behind a colon: ucb-specstop:beta=0.5. See docs/controllers.md. "
+        "Default: auto in sync unless --draft-length is given, else fixed.",
+        show_default=False,
         rich_help_panel=SPECULATION,
     ),
 ]

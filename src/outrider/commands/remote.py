@@ -177,7 +177,11 @@ async def _ask(
         if remote.trace is not None:
             trace = _Trace(stack.enter_context(remote.trace.open("a", encoding="utf-8")))
         async with EdgeRuntime(
-            config, vocabulary.tokenizer, drafter, context_length=context
+            config,
+            vocabulary.tokenizer,
+            drafter,
+            context_length=context,
+            target=vocabulary.model.info,
         ) as runtime:
             stream = await runtime.stream(request)
             began = time.monotonic()

@@ -211,6 +211,10 @@ class _Head(msgspec.Struct):
     version: int = 0
 
 
+MAX_FILE_BYTES = 4 * 1024 * 1024
+"""Largest calibration file read: those of `outrider calibrate` have about 100 kB."""
+
+
 def encode(calibration: Calibration) -> bytes:
     """The file's content."""
     return msgspec.json.encode(calibration) + b"\n"
@@ -222,7 +226,7 @@ def decode(content: bytes, name: str = FILE) -> Calibration:
         head = msgspec.json.decode(content, type=_Head)
         if (head.format, head.version) == (FORMAT, VERSION):
             return msgspec.json.decode(content, type=Calibration)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CalibrationError(
             f"{name} is damaged or no calibration ({error}): run `outrider calibrate` again"
         ) from None
@@ -237,7 +241,12 @@ def load(folder: str | Path) -> Calibration:
     path = Path(folder)
     path = path / FILE if path.is_dir() else path
     try:
-        content = path.read_bytes()
+        if path.exists() and not path.is_file():  # a device or a pipe has no end
+            raise CalibrationError(f"{folder} is no calibration file or folder")
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise CalibrationError(f"{folder} is too large for a calibration")
     except OSError as error:
         raise CalibrationError(
             f"no calibration at {folder} ({error.strerror}): make one with `outrider calibrate`"

@@ -25,12 +25,22 @@ Rules, where the paper leaves room:
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
-from outrider.control.base import MAX_LENGTH, ControllerFacts, Decision, Observation, Outcome
+import numpy as np
+
+from outrider.control.base import (
+    MAX_LENGTH,
+    CalibrationError,
+    ControllerFacts,
+    Decision,
+    Observation,
+    Outcome,
+)
 from outrider.control.calibration import (
     LN2,
     Calibration,
@@ -233,6 +243,12 @@ class Credit:
         if weights is None or not predictor_wanted:
             return _by_table(self.calibration.table)
         network = Predictor(weights)
+        with np.errstate(all="ignore"):
+            corners = [network(r, d) for r in (0.0, 0.5, 1.0) for d in (-1.0, 0.0, 1.0)]
+        if not all(math.isfinite(x) for corner in corners for x in corner):
+            raise CalibrationError(
+                "the calibration's network gives no numbers: run `outrider calibrate` again"
+            )
 
         def predicted(credit: float, change: float) -> tuple[float, float]:
             omega, window = network(credit, change)

@@ -37,6 +37,7 @@ from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.link import Link
 from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation
 from outrider.core.tokens import Origin, ParameterError, Rule, SamplingParams
+from outrider.engines.base import ModelInfo
 from outrider.engines.drafters import Drafter, DraftSession
 from outrider.engines.tokenizer import Tokenizer
 from outrider.proto.codec import MAX_FRAME_BYTES
@@ -175,6 +176,8 @@ class EdgeRequest:
             raise ParameterError("window", f"must be in [1, {MAX_WINDOW}]")
         if (self.relaxation is not None) != (self.rule is Rule.RELAXED):
             raise ParameterError("verify", "relaxed, and no other rule, takes a relaxation")
+        if self.controller == "fixed" and self.controller_options:
+            raise ParameterError("controller", "fixed has no options: K and W are its own")
         if not 0.0 <= self.growth <= MAX_GROWTH:
             raise ParameterError("growth", f"must be in [0, {MAX_GROWTH}]")
 
@@ -290,9 +293,11 @@ class EdgeRuntime:
         context_length: int = 1_000_000,
         draft_pace: float = 0.0,
         learnt: Learnt | None = None,
+        target: ModelInfo | None = None,
     ) -> None:
         """`context_length`: most ids of a request; the cloud's own limit holds as well. `learnt`:
-        of an earlier edge with the same draft and target, to go on from. Raises
+        of an earlier edge with the same draft and target, to go on from. `target`: what the cloud
+        is believed to serve, for calibrations, until it has said so itself. Raises
         OSError when `ca_file` cannot be read."""
         self.config = config
         self.tokenizer = tokenizer
@@ -318,6 +323,7 @@ class EdgeRuntime:
         self._open_drafts: set[DraftSession] = set()
         """Every draft session that holds a slot."""
         self._running: dict[int, _Running] = {}
+        self._target = target
         self.learnt = learnt or Learnt()
         """Over all its answers."""
         self._timer: asyncio.TimerHandle | None = None
@@ -466,15 +472,12 @@ class EdgeRuntime:
         model = getattr(self.drafter, "model", None)
         draft = None
         if model is not None:
-            info = model.info
-            draft = ModelFacts(
-                name=info.name,
-                vocabulary=info.fingerprint,
-                dtype=info.dtype,
-                parameters=info.parameters,
-            )
+            draft = _model_facts(model.info)
         target = None
-        if self.peer is not None:  # the first answer begins before the cloud has said its name
+        if self.peer is None and self._target is not None:
+            # The first answer begins before the cloud has said its name.
+            target = _model_facts(self._target)
+        if self.peer is not None:
             target = ModelFacts(
                 name=self.peer.model, vocabulary=self.peer.fingerprint, dtype="", parameters=0
             )
@@ -812,6 +815,15 @@ class EdgeStream:
             draft_s=self._runtime.draft_seconds - self._draft_s,
             target_s=None,
         )
+
+
+def _model_facts(info: ModelInfo) -> ModelFacts:
+    return ModelFacts(
+        name=info.name,
+        vocabulary=info.fingerprint,
+        dtype=info.dtype,
+        parameters=info.parameters,
+    )
 
 
 def _tls(config: EdgeConfig) -> ssl.SSLContext | None:
