@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from outrider.bench.schedules import Answer, Arm, Sample
+from outrider.control.base import CalibrationError, ControllerFacts
 from outrider.control.registry import CONTROLLERS
+from outrider.control.registry import make as make_controller
 from outrider.control.registry import parse as parse_controller
 from outrider.core.relaxation import Relaxation
 from outrider.core.relaxed import Policy, RelaxedRule
@@ -129,6 +132,8 @@ def _meaning(word: str) -> dict[str, Any]:
     except ParameterError:
         known = (*Schedule, Rule.COUPLED, Rule.RATIO, *RelaxedRule, *CONTROLLERS)
         raise ParameterError("arm", f"{word!r} is none of {', '.join(known)}") from None
+    with contextlib.suppress(CalibrationError):  # what it needs is known when it runs
+        make_controller(name, ControllerFacts(options=options))
     return {"controller": name, "controller_options": options}
 
 
