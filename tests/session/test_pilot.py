@@ -39,6 +39,7 @@ class Seat:
             self.controller,
             self.estimators,
             streaming=self.schedule in STREAMING,
+            free=self.schedule is Schedule.FREERUN,
             now=self.world.now,
         )
         number = edge.ask(
@@ -179,3 +180,16 @@ def test_what_the_target_says_of_itself_is_checked():
     assert not estimators.snapshot(1.0).informed
     estimators.greeting(network=0.08, now=2.0)
     assert estimators.snapshot(2.0).informed
+
+
+@pytest.mark.parametrize("name", ["auto", "specstop", "markov"])
+def test_in_free_run_nobody_stops_guessing(name: str):
+    """Late drafts cost no time there: a model of rounds that wait once turned them off, and gave
+    away a third of the speed."""
+    costs = {"rtt": 0.05, "share": 0.2, "step_time": lambda rows: 0.09 + 0.0005 * rows}
+    fixed, chosen = (Seat(n, Schedule.FREERUN, **costs) for n in ("fixed", name))
+    for seed in range(4):
+        fixed.ask(seed, tokens=60)
+        chosen.ask(seed, tokens=60)
+    plain = pace(Seat("never", Schedule.CLOUD_ONLY, **costs).ask(9, tokens=80))
+    assert pace(chosen.ask(9, tokens=80)) < 1.03 * pace(fixed.ask(9, tokens=80)) < 0.9 * plain

@@ -100,6 +100,8 @@ class Auto:
     def decide(self, observation: Observation) -> Decision:
         if observation.room < 1:
             return Decision(length=0)
+        if observation.free:
+            return Decision(length=min(self._most, observation.room))
         known = observation.estimates
         if observation.opening and known.rounds == 0 and not known.informed:
             return Decision(length=0)  # the link is not known: OPENED tells, and is asked about

@@ -84,6 +84,9 @@ class Observation:
     opening: bool = False
     """The session is about to be opened: nothing has been heard of it yet, and 0 lets the cloud
     begin alone until it has."""
+    free: bool = False
+    """The cloud never waits for drafts (free-run): those that come late cost no time, so there is
+    no length that is too long and no reason to stop."""
     streaming: bool = False
     """Drafts go out while others are unjudged: `length` is then a window, and a round trip is
     paid once and not a round."""

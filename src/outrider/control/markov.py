@@ -218,6 +218,8 @@ class Markov:
         room = min(self._most, observation.room)
         if room < 1:
             return Decision(length=0)
+        if observation.free:
+            return Decision(length=room)
         known = observation.estimates
         if observation.streaming:
             self._predicted = []

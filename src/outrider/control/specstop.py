@@ -347,6 +347,8 @@ class SpecStop:
         room = min(self._most, observation.room)
         if room < 1:
             return Decision(length=0)
+        if observation.free:
+            return Decision(length=room)
         view = outlook(
             observation.estimates,
             room,

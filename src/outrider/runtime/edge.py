@@ -461,6 +461,7 @@ class EdgeRuntime:
             controller,
             self.learnt.estimators,
             streaming=request.schedule in STREAMING,
+            free=request.schedule is Schedule.FREERUN,
             now=time.monotonic(),
         )
 

@@ -88,12 +88,19 @@ class ControlledPilot(Pilot):
     """See the module docstring. Controller and estimators may serve other sessions too."""
 
     def __init__(
-        self, controller: Controller, estimators: Estimators, *, streaming: bool, now: float
+        self,
+        controller: Controller,
+        estimators: Estimators,
+        *,
+        streaming: bool,
+        now: float,
+        free: bool = False,
     ) -> None:
-        """`streaming`: drafts go out while others are unjudged."""
+        """`streaming`: drafts go out while others are unjudged. `free`: the cloud never waits."""
         self._controller = controller
         self._estimators = estimators
         self._streaming = streaming
+        self._free = free
         self._decision = Decision(length=0)
         self._asked = False
         self._began = now
@@ -119,6 +126,7 @@ class ControlledPilot(Pilot):
                 estimates=estimates,
                 opening=not (self._heard or self._prefilled),
                 streaming=self._streaming,
+                free=self._free,
             )
             self._decision = self._controller.decide(question)
         return min(self._decision.length, room)
