@@ -109,7 +109,15 @@ def test_an_answer_through_two_processes(tmp_path: Path):
     async def work() -> None:
         trace.write_text("an older trace\n" * 1000)
         async with CloudProcess(["--model", "toy:1", "--target-pace", "2.5"]) as cloud:
-            options = ("--json", "--schedule", "sync", "--trace", str(trace))
+            options = (
+                "--json",
+                "--schedule",
+                "sync",
+                "--controller",
+                "fixed",
+                "--trace",
+                str(trace),
+            )
             end, plain = await asyncio.gather(
                 generate(cloud.url, *DRAFT, *ANSWER, *options),
                 generate(cloud.url, *DRAFT, *ANSWER, "--link", "rtt=4ms,up=1mbit"),

@@ -72,7 +72,8 @@ def test_edge_only(capsys: pytest.CaptureFixture[str]):
 def test_through_a_verifier(capsys: pytest.CaptureFixture[str]):
     async def work() -> None:
         async with server() as verifier:
-            url = ("--cloud", f"ws://127.0.0.1:{verifier.port}", "--schedule", "sync")
+            sync = ("--schedule", "sync", "--draft-length", "4")
+            url = ("--cloud", f"ws://127.0.0.1:{verifier.port}", *sync)
             for options, conditions in CASES:
                 facts = await asyncio.to_thread(answer, capsys, *url, *options)
                 check(facts, "`--cloud`", *conditions)

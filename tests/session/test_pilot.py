@@ -155,10 +155,11 @@ def test_far_away_and_slow_to_draft_it_lets_the_cloud_stream():
     assert mean_pace("auto", Schedule.SYNC, **near) < 0.4 * plain
 
 
-@pytest.mark.parametrize("rtt", [0.1, 0.4])
-def test_the_first_answer_needs_no_lessons(rtt: float):
+@pytest.mark.parametrize(("rtt", "most"), [(0.1, 1.2), (0.4, 1.08)])
+def test_the_first_answer_needs_no_lessons(rtt: float, most: float):
     """Told the target's costs by the greeting and the link by OPENED, `auto` streams from the
-    cloud at once where no round pays: an edge that answers one question is as good as another."""
+    cloud at once where no round can pay, and soon where that depends on what a draft token costs,
+    which nobody has told it: an edge that answers one question is nearly as good as another."""
     plain = Seat("never", Schedule.CLOUD_ONLY, rtt=rtt, share=0.6, draft_time=0.02)
     seat = Seat("auto", Schedule.SYNC, rtt=rtt, share=0.6, draft_time=0.02)
     costs = [(rows, 0.03 + 0.0005 * rows) for rows in (1, 2, 4, 8, 16)]
@@ -166,7 +167,7 @@ def test_the_first_answer_needs_no_lessons(rtt: float):
     assert not seat.estimators.snapshot(0.0).informed
     ratio = pace(seat.ask(1, tokens=60)) / pace(plain.ask(1, tokens=60))
     assert seat.estimators.snapshot(seat.world.now).informed
-    assert ratio < 1.08
+    assert ratio < most
 
 
 def test_what_the_target_says_of_itself_is_checked():
@@ -193,3 +194,38 @@ def test_in_free_run_nobody_stops_guessing(name: str):
         chosen.ask(seed, tokens=60)
     plain = pace(Seat("never", Schedule.CLOUD_ONLY, **costs).ask(9, tokens=80))
     assert pace(chosen.ask(9, tokens=80)) < 1.03 * pace(fixed.ask(9, tokens=80)) < 0.9 * plain
+
+
+def test_a_verdict_is_not_timed_by_a_frame_of_a_dropped_chain():
+    """After a rejection the next block lies at the same places as the lost one: R was once taken
+    for the time since the block before."""
+    estimators = Estimators()
+    pilot = ControlledPilot(Recorder([4]), estimators, streaming=False, now=0.0)
+    load = Load(step_us=30_000)
+    pilot.streamed(1, Load(), 0.0)
+    for n in range(6):
+        at = float(n)
+        pilot.length(at, 9)
+        pilot.sent(14 + n, 20, at)
+        pilot.dropped()
+        judged = Judged(start=10 + n, drafted=4, accepted=0, strict=0, tokens=1, load=load)
+        pilot.verdict(judged, at + 0.08)
+        assert pilot.network == pytest.approx(0.05)
+    assert estimators.snapshot(6.0).round_trip == pytest.approx(0.05, abs=1e-3)
+
+
+def test_the_drafts_prefill_is_no_draft_token():
+    estimators = Estimators()
+    pilot = ControlledPilot(Recorder([4]), estimators, streaming=False, now=0.0)
+    pilot.drafted(4, 0.9)
+    assert estimators.snapshot(0.0).draft == Estimators().snapshot(0.0).draft
+    pilot.drafted(4, 0.02)
+    assert estimators.snapshot(0.0).draft == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize("schedule", WIRED)
+def test_r_is_r_in_a_world_of_rejections(schedule: Schedule):
+    seat = Seat("fixed", schedule, rtt=0.08, share=0.6)
+    for seed in range(5):
+        seat.ask(seed)
+    assert seat.estimators.snapshot(seat.world.now).round_trip == pytest.approx(0.08, abs=0.012)

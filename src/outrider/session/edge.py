@@ -486,6 +486,7 @@ class EdgeSession:
             self._rows.clear()
             self._sketches.clear()
             self._sent = 0
+            self._pilot.dropped()
         self._refused = False
         self._awaited = None
         return step

@@ -10,7 +10,10 @@ Rules:
 3. Network time comes from verdicts, less what the cloud says it spent. A streamed block may have
    waited behind another forward without that being anybody's queue, so there the smallest of
    the last `STREAM_SAMPLES` is taken.
-4. The prefill says nothing about a step's cost and is nobody's round. The controller is asked
+4. A session's first drafting job reads the whole prompt: it does not say what a draft token costs.
+   A frame of a chain that was dropped is forgotten, or the next verdict at its place would be
+   taken for its answer.
+5. The prefill says nothing about a step's cost and is nobody's round. The controller is asked
    before it all the same: a session that is not to speculate says so when it opens, not a round
    trip later.
 """
@@ -77,6 +80,9 @@ class Pilot:
     def sent(self, end: int, size: int, now: float) -> None:
         """A frame of about `size` bytes left with the drafts up to position `end`."""
 
+    def dropped(self) -> None:
+        """What was sent is void: its verdicts will not come, and what follows takes its places."""
+
     def verdict(self, judged: Judged, now: float) -> None:
         """A block was judged."""
 
@@ -107,6 +113,8 @@ class ControlledPilot(Pilot):
         self._delay_state = 0
         self._marks: deque[tuple[int, int, float]] = deque(maxlen=MAX_MARKS)
         self._network: deque[float] = deque(maxlen=STREAM_SAMPLES)
+        self._void = False
+        self._warm_draft = False
         self._heard = False
         self._prefilled = False
         self._newest: float | None = None
@@ -147,15 +155,22 @@ class ControlledPilot(Pilot):
         return self._newest
 
     def drafted(self, count: int, seconds: float) -> None:
-        self._estimators.draft(count, seconds)
+        if self._warm_draft:
+            self._estimators.draft(count, seconds)
+        self._warm_draft = True
+
+    def dropped(self) -> None:
+        self._void = True  # the verdict that says so still wants its own mark
 
     def sent(self, end: int, size: int, now: float) -> None:
+        self._forget_void()
         self._marks.append((end, size, now))
 
     def verdict(self, judged: Judged, now: float) -> None:
         drafted = judged.drafted
         if drafted:
             self._time(judged.start + drafted, drafted + 1, judged.load, now)
+            self._forget_void()
             self._estimators.verdict(drafted=drafted, accepted=judged.strict)
         self._end_round(judged, now)
 
@@ -167,6 +182,11 @@ class ControlledPilot(Pilot):
         if load.step_us:
             self._estimators.step(rows=1, seconds=load.step_us / 1e6)
         self._end_round(Judged(tokens=tokens, load=load), now)
+
+    def _forget_void(self) -> None:
+        if self._void:
+            self._marks.clear()
+            self._void = False
 
     def _time(self, end: int, rows: int, load: Load, now: float) -> None:
         """Split the way of the frame that completed the block into network, queue and forward."""
