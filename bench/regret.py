@@ -243,6 +243,9 @@ def main() -> None:
     parser.add_argument("--parts", default="loss,claims,regret,cost", help="comma-separated")
     parser.add_argument("--json", action="store_true", help="the figures as one JSON object only")
     args = parser.parse_args()
+    for name, least in (("seeds", 2), ("rounds", 1), ("long", 20)):
+        if getattr(args, name) < least:
+            parser.error(f"--{name} must be at least {least}; --parts leaves a part out")
     parts = args.parts.split(",")
     console = Console(quiet=args.json, width=240)
     makers, left = competitors([n for n in args.only.split(",") if n])
