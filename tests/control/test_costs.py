@@ -16,8 +16,13 @@ from outrider.control.costs import (
     RowCosts,
     SharedCosts,
     share_rows,
-    worth_judging,
 )
+
+
+def worth_judging(pending: int, curve: PrefixCurve, costs: RowCosts) -> int:
+    """Of one session that has a forward to itself."""
+    (count,) = share_rows([curve.survival(pending)], costs)
+    return count
 
 
 def test_nothing_known():

@@ -4,10 +4,9 @@
 * `PrefixCurve`: S(i) = P(the first i drafts of a block all stand), learnt from verdicts; one
   rejection at index i tells about every shorter prefix too (docs/papers.md, 3).
 
-`worth_judging` puts them together: judge the m drafts that maximise
+`share_rows` puts them together: judge the m drafts that maximise
 (1 + S(1) + ... + S(m)) / t_v(m + 1), never assuming that rows are free (docs/architecture.md,
-Free-run). `share_rows` is the same for sessions that share a forward: what pays alone may not pay
-for all.
+Free-run), and counting all sessions that share a forward: what pays alone may not pay for all.
 """
 
 from __future__ import annotations
@@ -167,7 +166,7 @@ class SharedCosts:
         )
         for (group, other), value in list(self._factors.items()):
             if group == here and other > octave:
-                below = self._factors.get((here, octave), value)
+                below = self._factors[here, octave]
                 self._factors[group, other] = value + SHARING_DRIFT * (min(below, value) - value)
 
     def of(self, sessions: int, base: RowCosts) -> Costs:
@@ -188,11 +187,6 @@ class _Shared:
     def seconds(self, rows: int) -> float:
         factor = self._factors.get((self._sessions, (rows - 1).bit_length()), 1.0)
         return self._base.seconds(rows) * factor
-
-
-def worth_judging(pending: int, curve: PrefixCurve, costs: RowCosts) -> int:
-    """How many of `pending` drafts to judge in one forward: tokens per second at their best."""
-    return share_rows([curve.survival(pending)], costs)[0]
 
 
 def share_rows(

@@ -9,7 +9,7 @@ from typing import Final
 from outrider.core.ledger import Ledger
 from outrider.core.relaxed import Policy, RelaxedRule
 from outrider.core.sparse import MAX_SKETCH
-from outrider.core.tokens import ParameterError
+from outrider.core.tokens import ParameterError, Rule
 
 DEFAULT_SKETCH: Final = 16
 """K: ids a sketch lists (our default; 73 bytes a draft at most common gaps)."""
@@ -46,3 +46,9 @@ class Relaxation:
     @property
     def unbounded(self) -> bool:
         return math.isinf(self.budget)
+
+
+def require_relaxation(rule: Rule, relaxation: Relaxation | None) -> None:
+    """Raises ParameterError unless the relaxed rule, and no other, comes with a relaxation."""
+    if (relaxation is not None) != (rule == Rule.RELAXED):
+        raise ParameterError("verify", "relaxed, and no other rule, takes a relaxation")

@@ -33,27 +33,16 @@ from outrider.core.sparse import Sketch, SketchError, read_sketch
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import (
     MAX_VALUE,
-    Cancel,
     Code,
+    Cold,
     Correct,
-    Done,
     Draft,
-    Error,
-    GoAway,
-    Hello,
     Load,
     Logprobs,
-    Marks,
     Message,
-    Open,
-    Opened,
-    Ping,
-    Pong,
     Proposals,
     Relaxed,
-    Resume,
     Row,
-    Steer,
     Tokens,
     Verdict,
 )
@@ -87,23 +76,8 @@ _LEAST_SKETCH: Final = 4
 """Bytes of the shortest sketch: a count, an id, a code."""
 _MAX_LOAD_US: Final = MAX_VALUE
 
-_Cold = (
-    Hello
-    | Open
-    | Resume
-    | Steer
-    | Marks
-    | Opened
-    | Done
-    | Error
-    | Cancel
-    | GoAway
-    | Ping
-    | Pong
-    | Logprobs
-)
-_COLD: Final = msgspec.msgpack.Decoder(_Cold)
-_COLD_TYPES: Final = get_args(_Cold)
+_COLD: Final = msgspec.msgpack.Decoder(Cold)
+_COLD_TYPES: Final = get_args(Cold)
 
 
 def _malformed(what: str) -> NoReturn:

@@ -378,7 +378,7 @@ class Correct(msgspec.Struct, frozen=True, kw_only=True):
     """Without a token: proposals judged so far. The cloud sends the next batch, then the row."""
 
 
-Message = (
+Cold = (
     Hello
     | Open
     | Resume
@@ -392,11 +392,6 @@ Message = (
     | Ping
     | Pong
     | Logprobs
-    | Draft
-    | Verdict
-    | Relaxed
-    | Tokens
-    | Proposals
-    | Row
-    | Correct
 )
+"""What travels as MessagePack maps."""
+Message = Cold | Draft | Verdict | Relaxed | Tokens | Proposals | Row | Correct

@@ -35,7 +35,7 @@ from outrider.control.estimators import Estimators
 from outrider.control.registry import make as make_controller
 from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.link import Link
-from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation
+from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation, require_relaxation
 from outrider.core.tokens import Origin, ParameterError, Rule, SamplingParams
 from outrider.engines.base import ModelInfo
 from outrider.engines.drafters import Drafter, DraftSession
@@ -174,8 +174,7 @@ class EdgeRequest:
             raise ParameterError("draft_length", f"must be in [1, {MAX_DRAFT_LENGTH}]")
         if not 1 <= self.window <= MAX_WINDOW:
             raise ParameterError("window", f"must be in [1, {MAX_WINDOW}]")
-        if (self.relaxation is not None) != (self.rule is Rule.RELAXED):
-            raise ParameterError("verify", "relaxed, and no other rule, takes a relaxation")
+        require_relaxation(self.rule, self.relaxation)
         if self.controller == "fixed" and self.controller_options:
             raise ParameterError("controller", "fixed has no options: K and W are its own")
         if not 0.0 <= self.growth <= MAX_GROWTH:

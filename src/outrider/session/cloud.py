@@ -21,7 +21,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -93,6 +93,18 @@ class VerifyJob:
         return len(self.drafts) + 1
 
 
+class _Pending(NamedTuple):
+    """A draft that waits to be judged."""
+
+    token: int
+    q: tuple[float, ...]
+    """Ratio rule: one number; else none."""
+    sketch: tuple[Sketch, ...]
+    """Relaxed rule: one; else none."""
+    threshold: float
+    """T of the frame it came with, not of whatever was sent behind it."""
+
+
 @dataclass(slots=True)
 class Dropped:
     """Draft tokens thrown away without being judged, by reason."""
@@ -135,11 +147,7 @@ class CloudSession:
         self._window = window
         self._epoch = -1
         self._alive = False
-        self._pending: list[int] = []
-        self._pending_q: list[float] = []
-        self._pending_sketches: list[Sketch] = []
-        # T of each pending draft: a frame's own, not that of whatever was sent behind it.
-        self._pending_t: list[float] = []
+        self._pending: list[_Pending] = []
         self._threshold = verifier.policy.threshold
         self._marks: list[int] = []
         self._relaxed_before = verifier.ledger.relaxed
@@ -148,8 +156,7 @@ class CloudSession:
         self._held = held
         self._ready_at = now
         self._job: VerifyJob | None = None
-        self._job_q: tuple[float, ...] = ()
-        self._job_sketches: tuple[Sketch, ...] = ()
+        self._job_draft = core_draft.NO_DRAFT
         self._job_epoch = -1
         self._drafts_here = False
         self._open: _Dialogue | None = None
@@ -176,7 +183,7 @@ class CloudSession:
                 self.dropped.gap += len(frame.tokens)
                 return
             self._epoch, self._alive = frame.epoch, True
-            self._forget_pending()
+            self._pending.clear()
         if not frame.tokens:
             # "No guess from here": only meaningful when nothing further was committed since.
             if frame.start == self.generation.sequence.base + len(self._pending):
@@ -232,9 +239,9 @@ class CloudSession:
             self.dropped.gap += len(frame.tokens)
             return
         if frame.start < sequence.base:
-            known = (*sequence.committed[frame.start :], *self._pending)
+            known = (*sequence.committed[frame.start :], *(p.token for p in self._pending))
         else:
-            known = tuple(self._pending[frame.start - sequence.base :])
+            known = tuple(p.token for p in self._pending[frame.start - sequence.base :])
         overlap = min(len(known), len(frame.tokens))
         if known[:overlap] != frame.tokens[:overlap]:
             self._kill_chain()
@@ -246,13 +253,17 @@ class CloudSession:
         self.dropped.overflow += max(0, len(fresh) - room)
         if fresh and room > 0:
             self._note_ready(now)
-            self._pending.extend(fresh[:room])
-            self._pending_q.extend(frame.q[overlap : overlap + room])
-            self._pending_sketches.extend(frame.sketches[overlap : overlap + room])
-            if frame.sketches:
-                told = self._threshold if frame.threshold is None else frame.threshold
-                self._threshold = told
-                self._pending_t.extend([told] * len(fresh[:room]))
+            if frame.threshold is not None:
+                self._threshold = frame.threshold
+            for i in range(overlap, overlap + len(fresh[:room])):
+                self._pending.append(
+                    _Pending(
+                        token=frame.tokens[i],
+                        q=frame.q[i : i + 1],
+                        sketch=frame.sketches[i : i + 1],
+                        threshold=self._threshold,
+                    )
+                )
 
     def _note_ready(self, now: float) -> None:
         """A forward becomes possible now, unless it already was."""
@@ -261,13 +272,7 @@ class CloudSession:
 
     def _kill_chain(self) -> None:
         self._alive = False
-        self._forget_pending()
-
-    def _forget_pending(self) -> None:
         self._pending.clear()
-        self._pending_q.clear()
-        self._pending_sketches.clear()
-        self._pending_t.clear()
 
     @property
     def wants(self) -> bool:
@@ -307,17 +312,21 @@ class CloudSession:
         while it `wants` one."""
         if not self.wants or not 0 <= count <= self.usable:
             raise ValueError(f"no forward over {count} drafts is wanted")
+        block = self._pending[:count]
+        draft = core_draft.Draft(
+            tokens=tuple(p.token for p in block),
+            q=tuple(x for p in block for x in p.q),
+            sketches=tuple(x for p in block for x in p.sketch),
+        )
         job = VerifyJob(
             session=self.number,
             committed=self.generation.sequence.committed,
-            drafts=tuple(self._pending[:count]),
+            drafts=draft.tokens,
             ready_at=self._ready_at,
         )
-        self._job = job
-        self._job_q = tuple(self._pending_q[:count])
-        self._job_sketches = tuple(self._pending_sketches[:count])
-        if count and self._pending_t:
-            strictest = min(self._pending_t[:count])
+        self._job, self._job_draft = job, draft
+        if block and self._rule is Rule.RELAXED:
+            strictest = min(p.threshold for p in block)
             self._verifier.policy = self._verifier.policy.with_threshold(strictest)
         self._job_epoch = self._epoch
         return job
@@ -341,9 +350,7 @@ class CloudSession:
         if self.generation.finish is not None:
             return ()
         self._drafts_here = self._drafts_here or own_draft is not None
-        draft = own_draft or core_draft.Draft(
-            tokens=job.drafts, q=self._job_q, sketches=self._job_sketches
-        )
+        draft = own_draft or self._job_draft
         outcome = self._verifier.judge(draft, rows, len(job.committed))
         if isinstance(outcome, OpenRejection):
             self._open = _Dialogue(outcome, load, len(job.committed), draft)
@@ -429,16 +436,15 @@ class CloudSession:
         same_chain = drafted == 0 or self._epoch == self._job_epoch
         told = self._rule is Rule.COUPLED and same_chain and not own_draft
         if told and accepted == drafted and len(self._pending) > drafted:
-            accepted += self._pending[drafted] == verdict.token
+            accepted += self._pending[drafted].token == verdict.token
             drafted += 1
         self.curve.observe(drafted=drafted, accepted=accepted)
 
     def _settle(self, tokens: Sequence[int]) -> None:
         """Pending drafts that equal the new tokens go on behind them; others end the chain."""
         for token in tokens:
-            if self._pending and self._pending[0] == token:
+            if self._pending and self._pending[0].token == token:
                 del self._pending[0]
-                del self._pending_q[:1], self._pending_sketches[:1], self._pending_t[:1]
             elif self._pending:
                 self._kill_chain()
                 return

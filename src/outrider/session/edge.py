@@ -27,7 +27,7 @@ from outrider.core import draft as core_draft
 from outrider.core import rng
 from outrider.core.draft import StopRule
 from outrider.core.ledger import Ledger
-from outrider.core.relaxation import Relaxation
+from outrider.core.relaxation import Relaxation, require_relaxation
 from outrider.core.sampling import Distribution
 from outrider.core.sparse import Sketch
 from outrider.core.tokens import Origin, ParameterError, Rule, TokenLogprob
@@ -139,8 +139,7 @@ class EdgeSession:
     ) -> None:
         """Under the ratio rule drafts carry q and keep their rows here; under the relaxed one,
         which needs `relaxation`, they carry sketches."""
-        if (relaxation is not None) != (rule is Rule.RELAXED):
-            raise ValueError("the relaxed rule, and no other, needs a relaxation")
+        require_relaxation(rule, relaxation)
         self.number = number
         self.generation = generation
         self.policy = policy
@@ -155,8 +154,7 @@ class EdgeSession:
         self._last_window = policy.window
         self._needs_q = rule is Rule.RATIO
         self.relaxation = relaxation
-        self.ledger = relaxation.ledger if relaxation else Ledger()
-        """What relaxing has cost, as the cloud said last."""
+        self._charged = relaxation.ledger if relaxation else Ledger()
         self._sketches: list[Sketch] = []
         self._marked: set[int] = set()
         self._retry_after = retry_after
@@ -325,9 +323,15 @@ class EdgeSession:
             strict = self._relaxed(frame, origins)
         step = self._commit(tokens, tuple(origins))
         self.generation.count(drafted=frame.drafted, accepted=frame.accepted, kept=len(step.tokens))
-        return self._judged(
-            frame.start, frame.drafted, frame.accepted, step, frame.load, now, strict=strict
+        judged = Judged(
+            start=frame.start,
+            drafted=frame.drafted,
+            accepted=frame.accepted,
+            strict=strict,
+            tokens=len(step.tokens),
+            load=frame.load,
         )
+        return self._judged(judged, step, now)
 
     def _relaxed(self, frame: Relaxed, origins: list[Origin]) -> int:
         """Mark the tokens and keep the ledger; the drafts that the strict rule had accepted."""
@@ -340,16 +344,18 @@ class EdgeSession:
 
     def _charge(self, spent: float, max_jsd: float) -> None:
         """The cloud's ledger, which only ever grows."""
-        assert self.relaxation is not None, "asked for by the caller"
+        before = self._charged
         try:
-            self.ledger = Ledger(
-                budget=self.relaxation.budget,
-                spent=max(self.ledger.spent, spent),
-                relaxed=self.generation.counters.relaxed,
-                max_jsd=max(self.ledger.max_jsd, max_jsd),
+            self._charged = replace(
+                before, spent=max(before.spent, spent), max_jsd=max(before.max_jsd, max_jsd)
             )
         except ParameterError as error:
             raise RemoteError(Code.STATE, f"the ledger: {error}", self.number) from None
+
+    @property
+    def ledger(self) -> Ledger:
+        """What relaxing has cost, as the cloud said last, of the tokens committed here."""
+        return self.generation.accounted(self._charged)
 
     def on_marks(self, frame: Marks) -> None:
         """Which of the next tokens are relaxed, and what they cost."""
@@ -360,44 +366,25 @@ class EdgeSession:
             base = self.generation.sequence.base
             self._marked |= {p for p in frame.positions if base <= p < base + MAX_BLOCK}
 
-    def _judged(
-        self,
-        start: int,
-        drafted: int,
-        accepted: int,
-        step: Step,
-        load: Load,
-        now: float,
-        *,
-        strict: int | None = None,
-    ) -> Step:
+    def _judged(self, judged: Judged, step: Step, now: float) -> Step:
         """A block's verdict is in force: tell the controller, and let the window grow or not.
         The step with how it came about."""
-        strict = accepted if strict is None else strict
-        judged = Judged(
-            start=start,
-            drafted=drafted,
-            accepted=accepted,
-            strict=strict,
-            tokens=len(step.tokens),
-            load=load,
-        )
         self._pilot.verdict(judged, now)
-        if accepted < drafted:
+        if judged.accepted < judged.drafted:
             self._grown = 1.0
-        elif drafted and self.policy.reach:
+        elif judged.drafted and self.policy.reach:
             self._grown = min(self._grown * (1.0 + self.policy.growth), float(self.policy.reach))
-        return self._told(step, load, drafted=drafted, accepted=accepted, strict=strict)
+        return self._told(judged, step)
 
-    def _told(self, step: Step, load: Load, *, drafted: int, accepted: int, strict: int) -> Step:
+    def _told(self, judged: Judged, step: Step) -> Step:
         known = Round(
-            drafted=drafted,
-            accepted=accepted,
-            strict=strict,
+            drafted=judged.drafted,
+            accepted=judged.accepted,
+            strict=judged.strict,
             window=self._last_window,
-            queue_s=load.queue_us / 1e6,
-            step_s=load.step_us / 1e6,
-            network_s=self._pilot.network if drafted else None,
+            queue_s=judged.load.queue_us / 1e6,
+            step_s=judged.load.step_us / 1e6,
+            network_s=self._pilot.network if judged.drafted else None,
             threshold=self._pilot.threshold,
         )
         return replace(step, round=known)
@@ -429,7 +416,7 @@ class EdgeSession:
         self._marked.clear()
         self.generation.count(drafted=0, accepted=0, kept=len(step.tokens))
         self._pilot.streamed(len(step.tokens), frame.load, now)
-        return self._told(step, frame.load, drafted=0, accepted=0, strict=0)
+        return self._told(Judged(tokens=len(step.tokens), load=frame.load), step)
 
     def on_logprobs(self, frame: Logprobs, now: float) -> Step | None:
         """Keep log-probabilities until the tokens they belong to are committed; a correction
@@ -474,8 +461,6 @@ class EdgeSession:
             self._logprobs.pop(base + i) for i in range(len(tokens)) if base + i in self._logprobs
         )
         step = self.generation.commit(tokens, origins, logprobs)
-        if self.relaxation is not None:
-            self.ledger = replace(self.ledger, relaxed=self.generation.counters.relaxed)
         if sequence.epoch == epoch:
             settled = len(tail) - len(sequence.tail)
             del self._rows[:settled], self._sketches[:settled]
@@ -557,7 +542,15 @@ class EdgeSession:
         self.generation.count(
             drafted=drafted, accepted=accepted, kept=len(step.tokens), residual=how.value
         )
-        return self._judged(start, drafted, accepted, step, load, now)
+        judged = Judged(
+            start=start,
+            drafted=drafted,
+            accepted=accepted,
+            strict=accepted,
+            tokens=len(step.tokens),
+            load=load,
+        )
+        return self._judged(judged, step, now)
 
     # ---------------------------------------------------------------- time and failure
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from outrider.core.draft import Draft
+from outrider.core.ledger import Ledger
 from outrider.core.relaxed import RelaxedVerdict
 from outrider.core.sequence import SpeculativeSequence
 from outrider.core.stopping import StopRules, StopText
@@ -165,6 +166,11 @@ class Generation:
     def draft_room(self, wanted: int) -> int:
         """How many drafts are of use now: the target's own token takes the last place."""
         return max(0, min(wanted, self.tokens_left - 1))
+
+    def accounted(self, ledger: Ledger) -> Ledger:
+        """A relaxed request's ledger with the tokens that were committed: those behind an end were
+        judged, and paid for, and are nobody's."""
+        return replace(ledger, relaxed=self.counters.relaxed)
 
     def apply(self, draft: Draft, judgement: Judgement) -> Step:
         """Commit a judged block and look for the earliest end in it."""
