@@ -13,6 +13,8 @@ import pytest
 
 from faults import fails, refuses_truncation
 from laws import ALARM, fit
+from outrider.core.relaxation import Relaxation
+from outrider.core.relaxed import Policy, RelaxedRule
 from outrider.core.tokens import FinishReason, Origin, ParameterError, Rule, SamplingParams
 from outrider.engines.base import EngineError
 from outrider.engines.drafters import ModelDrafter
@@ -713,3 +715,32 @@ def test_the_result_as_json():
     one = ask(made, PROMPT, max_tokens=1).as_dict()
     assert one["timing"]["tpot_s"] is None
     assert "residual" not in one
+
+
+def test_relaxed_tokens_behind_a_stop_are_not_counted_here_either():
+    """As at an edge (tests/session/test_relaxed_wire.py): all that is reported was committed."""
+    draft = ModelDrafter("other", model=ToyModel(random_law(5, WIDTH), vocab_size=WIDTH))
+    target = ToyModel(random_law(6, WIDTH), vocab_size=WIDTH)
+    made = LocalGenerator(target, letters(WIDTH), draft)
+    relaxation = Relaxation(
+        policy=Policy(rule=RelaxedRule.FSD, threshold=math.log(2)), budget=math.inf
+    )
+    # Strings: a draft does not see them coming and goes on behind them.
+    stops = tuple(letters(WIDTH).decode([i]) for i in range(4))
+    behind = 0
+    for seed in range(20):
+        params = SamplingParams(seed=seed, max_tokens=60, temperature=1.5, stop=stops)
+        stream = made.stream(
+            GenerationRequest(
+                prompt_ids=PROMPT,
+                params=params,
+                rule=Rule.RELAXED,
+                relaxation=relaxation,
+                draft_length=8,
+            )
+        )
+        shown = sum(step.origins.count(Origin.RELAXED) for step in stream)
+        assert stream.result.relaxed is not None
+        assert stream.result.relaxed.relaxed == shown
+        behind += stream._life._verifier.ledger.relaxed - shown
+    assert behind > 0, "some did lie behind a stop"

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.ledger import Ledger
-from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation
+from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation, require_relaxation
 from outrider.core.sampling import RowError
 from outrider.core.tokens import FinishReason, ParameterError, Rule, SamplingParams, TokenLogprob
 from outrider.engines.base import Block, EngineError, LanguageModel, keep_prefix
@@ -57,8 +57,7 @@ class GenerationRequest:
             ids = tuple(operator.index(token) for token in self.prompt_ids)
         except TypeError:
             raise ParameterError("prompt", "must be a sequence of token ids") from None
-        if (self.relaxation is not None) != (self.rule == Rule.RELAXED):
-            raise ParameterError("verify", "relaxed, and no other rule, takes a relaxation")
+        require_relaxation(self.rule, self.relaxation)
         if not isinstance(self.params, SamplingParams) or self.rule not in tuple(Rule):
             raise ParameterError("rule", "needs SamplingParams and one of the rules of core.tokens")
         object.__setattr__(self, "prompt_ids", ids)
@@ -363,7 +362,7 @@ class _Life:
     @property
     def ledger(self) -> Ledger:
         """What relaxing has cost so far."""
-        return self._verifier.ledger
+        return self.generation.accounted(self._verifier.ledger)
 
     def _reuse_prefix(self) -> None:
         keep_prefix(self._owner.target, self._slot, self._request.prompt_ids)
