@@ -25,6 +25,7 @@ try:
     from outrider.commands.generate import generate
     from outrider.commands.inertia import inertia
     from outrider.commands.pull import pull
+    from outrider.commands.record import record
     from outrider.commands.version import version
 except KeyboardInterrupt:  # Ctrl-C while Python still imports, which takes longest of all
     sys.exit(130)
@@ -36,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, demo, cloud, pull, distill, calibrate, inertia, doctor, version):
+for command in (generate, demo, cloud, pull, distill, calibrate, inertia, record, doctor, version):
     app.command()(command)
 
 

@@ -40,6 +40,8 @@ class EngineError(Exception):
     +-- IncompatibleModelsError  draft and target do not speak the same vocabulary
     +-- ContextOverflowError a block would not fit in the context window
     +-- SlotError            unknown slot, or a position that does not match: caller's fault
+    +-- UnrecordedError      a replayed draft was asked for what was not recorded. No draft may
+                             stand in for it: the answer fails, where a broken draft costs speed
     """
 
 
@@ -64,6 +66,10 @@ class ContextOverflowError(EngineError):
 
 
 class SlotError(EngineError):
+    pass
+
+
+class UnrecordedError(EngineError):
     pass
 
 

@@ -23,7 +23,14 @@ import numpy as np
 
 from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.tokens import Rule, SamplingParams
-from outrider.engines.base import Block, EngineError, FloatRow, LanguageModel, keep_prefix
+from outrider.engines.base import (
+    Block,
+    EngineError,
+    FloatRow,
+    LanguageModel,
+    UnrecordedError,
+    keep_prefix,
+)
 from outrider.engines.drafters import Drafter, DraftSession
 
 PREFILL_CHUNK: Final = 512
@@ -144,6 +151,8 @@ class SlotDesk:
                 session = self._drafter.session(job.prompt_length, job.params, job.rule)
                 self._drafts[job.key] = session
             return session.propose(job.committed, job.own_draft)
+        except UnrecordedError:
+            raise
         except EngineError:
             return None  # a broken draft costs speed, never the answer
 

@@ -8,6 +8,7 @@
 | `owner/name` | the same on the Hugging Face hub |
 | `small`, `large` (drafts only) | our distilled drafts of the built-in target |
 | a `.safetensors` file (drafts only) | a draft made by `outrider distill` |
+| `replay:FILE` (drafts only) | a draft's guesses, recorded by `outrider record` |
 
 Backends are imported inside the functions: an edge that uses none of them needs none of them.
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from outrider.core import rng
+from outrider.engines import replay
 from outrider.engines.absent import AbsentModel
 from outrider.engines.base import (
     EngineError,
@@ -189,13 +191,19 @@ def load_draft_model(
 
 
 def load_drafter(spec: str, target: Loaded, **options: Any) -> Drafter | None:
-    """Who drafts: `none`, `lookup`, a model (`load_draft_model`), or `lookup+MODEL`, which
-    asks the model only where the prompt holds nothing to copy. Options: `load_draft_model`'s."""
+    """Who drafts: `none`, `lookup`, a model (`load_draft_model`), `lookup+MODEL`, which asks the
+    model only where the prompt holds nothing to copy, or `replay:FILE`, which needs no model.
+    Options: `load_draft_model`'s."""
     if spec == "none":
         return None
+    if spec.startswith(replay.PREFIX):
+        info = target.model.info
+        return replay.load_replay(spec, target=info.name, fingerprint=info.fingerprint)
     if spec == LOOKUP:
         return ModelDrafter(spec, lookup=True)
     name = spec.removeprefix(f"{LOOKUP}+")
+    if name.startswith(replay.PREFIX):
+        raise EngineError(f"{spec}: a recorded draft stands alone; use --draft {name}")
     model = load_draft_model(name, target, **options)
     return ModelDrafter(spec, model=model, lookup=name != spec)
 

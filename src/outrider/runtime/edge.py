@@ -37,7 +37,7 @@ from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.link import Link
 from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation, require_relaxation
 from outrider.core.tokens import Origin, ParameterError, Rule, SamplingParams
-from outrider.engines.base import ModelInfo
+from outrider.engines.base import EngineError, ModelInfo, UnrecordedError
 from outrider.engines.drafters import Drafter, DraftSession
 from outrider.engines.tokenizer import Tokenizer
 from outrider.proto.codec import MAX_FRAME_BYTES
@@ -276,7 +276,7 @@ class _Running:
     """One session's place in the runtime."""
 
     request: EdgeRequest
-    steps: asyncio.Queue[Step | Ended | Failed]
+    steps: asyncio.Queue[Step | Ended | Failed | EngineError]
     drafts: DraftSession | None = None
 
 
@@ -382,8 +382,21 @@ class EdgeRuntime:
 
     # ---------------------------------------------------------------- requests
 
+    @property
+    def link_use(self) -> LinkUse:
+        """What went over the link since this edge began."""
+        use = self._use
+        return LinkUse(
+            payload_up=use.payload_up,
+            payload_down=use.payload_down,
+            bytes_up=use.bytes_up,
+            bytes_down=use.bytes_down,
+            reconnects=self._client.tally.reconnects,
+        )
+
     async def stream(self, request: EdgeRequest) -> EdgeStream:
-        """Start an answer; iterate the stream for steps, then read its `result`."""
+        """Start an answer; iterate the stream for steps, then read its `result`. Raises
+        ParameterError, CloudError, and UnrecordedError for a replayed draft."""
         schedule = request.plan()
         pilot = self._pilot(request) if schedule.window.window else None
         drafts = await self._open_draft(request) if schedule.window.window else None
@@ -508,6 +521,8 @@ class EdgeRuntime:
             if not self._closed:  # the call may be running: what it makes is freed behind it
                 self._spawn(self._engine.chore(lambda: self._close_all(made)), "close-drafts")
             raise
+        except UnrecordedError:
+            raise
         except Exception as error:  # noqa: BLE001 - a broken draft costs speed, never the answer
             log.warning("no draft for this answer: %s", _reason(error))
             return None
@@ -620,9 +635,18 @@ class EdgeRuntime:
             seconds = outcome.ended - outcome.started
             self.draft_seconds += seconds
             self._drafted(number, outcome.value, seconds)
+        elif isinstance(outcome, UnrecordedError):
+            self._abandon(number, outcome)
         elif not self._closed:  # a broken draft costs speed, never the answer
             log.warning("drafting failed: %s", _reason(outcome))
             self._drafted(number, NO_DRAFT)
+
+    def _abandon(self, number: int, error: EngineError) -> None:
+        """Fail an answer whose draft cannot be replaced by none."""
+        running = self._running.get(number)
+        if running is not None:
+            running.steps.put_nowait(error)
+            self._end(number)
 
     def _drafted(self, number: int, draft: Draft, seconds: float = 0.0) -> None:
         self._client.drafted(number, draft, time.monotonic(), seconds=seconds)
@@ -743,6 +767,8 @@ class EdgeStream:
                 item = await self._running.steps.get()
                 if isinstance(item, Failed):
                     raise self._runtime.failure(item)
+                if isinstance(item, EngineError):
+                    raise item
                 if isinstance(item, Ended):
                     self._result = self._summary(confirmed=item.confirmed)
                     return
