@@ -218,7 +218,7 @@ def test_a_token_that_cannot_be_sent_is_refused_at_once_and_not_shown(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(remote, "_must_resolve", lambda _: pytest.fail("it went on"))
+    monkeypatch.setattr(remote, "must_resolve", lambda _: pytest.fail("it went on"))
     file = tmp_path / "token"
     file.write_bytes(token)
     for options, source in ((["--token-file", str(file)], "--token-file"), ([], "OUTRIDER_TOKEN")):
@@ -243,7 +243,7 @@ def test_a_token_in_clear_to_another_host_needs_a_word(
     def resolve(_: str) -> None:
         raise Reached
 
-    monkeypatch.setattr(remote, "_must_resolve", resolve)
+    monkeypatch.setattr(remote, "must_resolve", resolve)
     monkeypatch.setenv(remote.TOKEN_VARIABLE, "SECRET")
     words = ["generate", "hi", *TARGET, "--cloud", "ws://192.0.2.1:9"]
     assert cli.run(words) == 2

@@ -24,6 +24,7 @@ try:
     from outrider.commands.doctor import doctor
     from outrider.commands.generate import generate
     from outrider.commands.inertia import inertia
+    from outrider.commands.load import load
     from outrider.commands.pull import pull
     from outrider.commands.record import record
     from outrider.commands.version import version
@@ -37,7 +38,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, demo, cloud, pull, distill, calibrate, inertia, record, doctor, version):
+for command in (
+    generate,
+    demo,
+    cloud,
+    pull,
+    distill,
+    calibrate,
+    inertia,
+    record,
+    load,
+    doctor,
+    version,
+):
     app.command()(command)
 
 

@@ -93,6 +93,18 @@ def examine() -> Report:
     )
 
 
+def machine() -> dict[str, Any]:
+    """What a figure was measured on, in short: part of every report that others may read."""
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": _cores(),
+        "memory_gib": _memory_gib(),
+        "cpu_features": list(_cpu_features()),
+        "python": platform.python_version(),
+        "outrider": metadata.version("outrider"),
+    }
+
+
 def _version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)

@@ -44,8 +44,32 @@ def test_units():
 
 
 @pytest.mark.parametrize(
+    ("spec", "rates"),
+    [
+        ("weak", (50e6, 150e6)),
+        ("Medium", (150e6, 1e9)),
+        ("strong", (250e6, 2.5e9)),
+        ("5/20", (5e6, 20e6)),
+        (".5/5", (5e5, 5e6)),
+        ("0.1/2", (1e5, 2e6)),
+    ],
+)
+def test_profiles_stand_for_rates(spec: str, rates: tuple[float, float]):
+    link = parse_link(spec)
+    assert (link.up_bps, link.down_bps, link.rtt_s) == (*rates, 0.0)
+    more = parse_link(f"{spec},rtt=20ms,loss=1%")
+    assert (more.up_bps, more.down_bps, more.rtt_s, more.loss) == (*rates, 0.02, 0.01)
+    assert more.text == f"{spec},rtt=20ms,loss=1%", "as it was said"
+
+
+@pytest.mark.parametrize(
     ("spec", "says"),
     [
+        ("weak,up=1mbit", "once each"),
+        ("rtt=1ms,weak", "'weak' is not name=value"),
+        ("feeble", "'feeble' is not name=value"),
+        ("0/5", "up must be above 0"),
+        ("5/", "'5/' is not name=value"),
         ("rtt=50", "rtt=50"),
         ("rtt=50m", "rtt=50m"),
         ("rtt=-1ms", "rtt=-1ms"),

@@ -24,6 +24,7 @@ from outrider.commands.options import (
     SAMPLING,
     SPECULATION,
     Budget,
+    CaFile,
     Cloud,
     ControllerOption,
     Deterministic,
@@ -33,13 +34,16 @@ from outrider.commands.options import (
     Dtype,
     DtypeOption,
     Growth,
+    Insecure,
     Json,
+    LinkOption,
     RelaxRuleOption,
     ScheduleOption,
     SketchOption,
     Target,
     Threads,
     Threshold,
+    TokenFile,
     Verify,
     Window,
 )
@@ -183,47 +187,10 @@ def generate(
             rich_help_panel=SPECULATION,
         ),
     ] = None,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Shape the link in user space: rtt=50ms,up=1mbit,down=20mbit,jitter=5ms,loss=1% "
-            "(any of them), or up-trace=FILE,down-trace=FILE.",
-            show_default=False,
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Bearer token for the cloud; or set OUTRIDER_TOKEN.",
-            show_default=False,
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
-    ca_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Trust this certificate authority (PEM) for wss://.",
-            show_default=False,
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            metavar="",
-            help="Send the token over ws:// to another host, unencrypted.",
-            rich_help_panel=NETWORK,
-        ),
-    ] = False,
+    link: LinkOption = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    insecure: Insecure = False,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -269,13 +236,13 @@ def generate(
         seed=secrets.randbelow(2**32) if seed is None else seed,
     )
     rule = Rule(verify.value)
-    given = _given(context, "draft_length", *RELAX_OPTIONS)
+    given = given_options(context, "draft_length", *RELAX_OPTIONS)
     relaxation = None
     if rule is Rule.RELAXED:
         policy = Policy(rule=relax_rule, threshold=threshold)
         relaxation = Relaxation(policy=policy, budget=budget, sketch=sketch)
     _refuse_relaxing(rule, schedule, given)
-    chosen = _controller(
+    chosen = choose_controller(
         controller,
         schedule,
         drafts=bool(draft_length) and draft != "none",
@@ -364,7 +331,7 @@ def generate(
     console.messages().print(models.summary(stream.result) + note, style="dim", markup=False)
 
 
-def _given(context: typer.Context, *names: str) -> set[str]:
+def given_options(context: typer.Context, *names: str) -> set[str]:
     """Those of the options that stand on the command line."""
     sources = {name: context.get_parameter_source(name) for name in names}
     return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
@@ -380,7 +347,7 @@ def _refuse_relaxing(rule: Rule, schedule: Schedule, given: set[str]) -> None:
         raise CommandError(f"{names}: only with --verify relaxed")
 
 
-def _controller(
+def choose_controller(
     asked: str | None, schedule: Schedule, *, drafts: bool, adapts: bool, fixed: bool
 ) -> str:
     """Who decides how many guesses. Not asked for: `auto` in the synchronous loop, where a length

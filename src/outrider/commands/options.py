@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -55,7 +56,8 @@ Draft = Annotated[
     typer.Option(
         metavar="MODEL",
         help="Who guesses: small, large (both ship with builtin:smollm2), lookup (copies from "
-        "the text so far), lookup+small, lookup+large, none, a hub id, or a folder. "
+        "the text so far), lookup+small, lookup+large, none, a hub id, a folder, or replay:FILE "
+        "(outrider record). "
         "Default: lookup+small for the built-in target, lookup for any other.",
         show_default=False,
         rich_help_panel=MODELS,
@@ -203,6 +205,50 @@ Window = Annotated[
         metavar="W",
         help="Guesses that may be on their way in freerun, stream and plc, 1 to 256; with a "
         "--controller the most it may ask for.",
+        rich_help_panel=NETWORK,
+    ),
+]
+
+LinkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--link",
+        metavar="SPEC",
+        help="Shape the link in user space: rtt=50ms,up=1mbit,down=20mbit,jitter=5ms,loss=1% "
+        "(any of them), or up-trace=FILE,down-trace=FILE; weak, medium, strong or UP/DOWN in "
+        "Mbit/s may stand first: .5/5,rtt=50ms.",
+        show_default=False,
+        rich_help_panel=NETWORK,
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Bearer token for the cloud; or set OUTRIDER_TOKEN.",
+        show_default=False,
+        rich_help_panel=NETWORK,
+    ),
+]
+CaFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Trust this certificate authority (PEM) for wss://.",
+        show_default=False,
+        rich_help_panel=NETWORK,
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        metavar="",
+        help="Send the token over ws:// to another host, unencrypted.",
         rich_help_panel=NETWORK,
     ),
 ]

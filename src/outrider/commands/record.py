@@ -86,15 +86,15 @@ def record(
 
     Target and draft run here, in one process. Each answer is written as soon as it is made: after
     Ctrl-C the same command goes on where it stopped. Answer number i is drawn with seed + i. The
-    time of a guess is measured and slept at replay, so that one machine can stand for many
-    edges.
+    time of a guess is measured and slept at replay, so that one machine can stand for many edges
+    (outrider load).
 
     Examples:
 
     ```
     outrider record drafts.jsonl --prompts questions.jsonl --samples 32
     OUTRIDER_DATA=folder outrider record drafts.jsonl --draft small --max-tokens 64
-    outrider generate "Why is the sky blue?" --draft replay:drafts.jsonl --seed 0
+    outrider load --draft replay:drafts.jsonl --edges 8
     ```
     """
     from outrider.bench import recording

@@ -9,7 +9,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -71,20 +71,31 @@ def bearer_token(file: Path | None) -> str | None:
     """The token to log in with: the file's first line (a name and colon before it are fine),
     else the environment variable OUTRIDER_TOKEN. Raises CommandError for one that cannot be
     sent, and never shows it."""
-    from outrider.runtime.access import ConfigurationError, sendable, token_lines
+    return next(bearer_tokens(file))[1]
+
+
+def bearer_tokens(file: Path | None) -> Iterator[tuple[str, str | None]]:
+    """Tenant and token of each line of the file, likewise; without a file there is one, for a
+    tenant whose name is not known here."""
+    from outrider.runtime.access import ConfigurationError, token_lines
 
     if file is None:
-        token, source = os.environ.get(TOKEN_VARIABLE, ""), TOKEN_VARIABLE
-        if not token:
-            return None
-    else:
-        try:
-            lines = token_lines(file)
-        except ConfigurationError as error:
-            raise CommandError(f"--token-file: {error}") from None
-        token, source = lines[0][2] if lines else "", f"--token-file: {file}"
-        if not token:
-            raise CommandError(f"--token-file: {file} holds no token")
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        yield "default", _sendable(token, TOKEN_VARIABLE) if token else None
+        return
+    try:
+        lines = token_lines(file)
+    except ConfigurationError as error:
+        raise CommandError(f"--token-file: {error}") from None
+    if not lines or not lines[0][2]:
+        raise CommandError(f"--token-file: {file} holds no token")
+    for number, name, token in lines:
+        yield name or f"tenant-{number}", _sendable(token, f"--token-file: {file}")
+
+
+def _sendable(token: str, source: str) -> str:
+    from outrider.runtime.access import sendable
+
     if not sendable(token):
         raise CommandError(f"{source} holds no token: one is visible ASCII without blanks")
     return token
@@ -121,7 +132,7 @@ def answer(remote: Remote, question: Question, *, as_json: bool) -> None:
         controller_options=options,
         calibration=str(remote.calibration) if remote.calibration else None,
     )
-    _must_resolve(config.url)
+    must_resolve(config.url)
     with console.waiting(f"loading the tokenizer of {question.target}"):
         vocabulary = load_vocabulary(question.target)
     drafter = None
@@ -138,7 +149,7 @@ def answer(remote: Remote, question: Question, *, as_json: bool) -> None:
     asyncio.run(_ask(config, request, vocabulary, drafter, remote, as_json=as_json))
 
 
-def _must_resolve(url: str) -> None:
+def must_resolve(url: str) -> None:
     """Raise OSError where the host has no address: a slip that no second try cures. The edge
     itself goes on trying, for it may be between two networks in the middle of an answer."""
     parts = urlsplit(url)

@@ -250,6 +250,14 @@ class Link:
         )
 
 
+PROFILES: Final = {
+    "weak": "up=50mbit,down=150mbit",
+    "medium": "up=150mbit,down=1000mbit",
+    "strong": "up=250mbit,down=2500mbit",
+}
+"""Links by name: those of AsymSpec, which states no round trip. Add one: weak,rtt=20ms."""
+_RATES: Final = re.compile(r"([0-9]*\.?[0-9]+)/([0-9]*\.?[0-9]+)")
+"""Mbit/s up and down in short: .5/5."""
 _TIME: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _BITS: Final = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _NUMBER: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z%]*)")
@@ -281,13 +289,14 @@ def _within(name: str, value: float, high: float) -> float:
 
 
 def parse_link(text: str, *, load: Callable[[str], Callable[[], Server]] | None = None) -> Link:
-    """`rtt=50ms,up=1mbit,down=20mbit,jitter=5ms,loss=1%`, any of them left out.
+    """`rtt=50ms,up=1mbit,down=20mbit,jitter=5ms,loss=1%`, any of them left out. A profile's name
+    (PROFILES) or UP/DOWN in Mbit/s may stand first: `weak,rtt=20ms`, `.5/5,rtt=50ms`.
 
     `up-trace=FILE`, `down-trace=FILE` take a recorded link instead of a rate; `load` reads a
     file (runtime.shaping.load_trace), since this layer does no I/O. Raises LinkError.
     """
     fields: dict[str, str] = {}
-    for part in text.split(","):
+    for part in _profile(text).split(","):
         name, equals, value = part.strip().partition("=")
         if not equals or not value or name in fields:
             raise LinkError(f"{part.strip()!r} is not name=value (once each), as in {EXAMPLE}")
@@ -317,6 +326,15 @@ def parse_link(text: str, *, load: Callable[[str], Callable[[], Server]] | None 
         down_server=trace("down-trace"),
         text=text,
     )
+
+
+def _profile(text: str) -> str:
+    """The description with a profile at its head written out."""
+    first, comma, rest = text.partition(",")
+    head = first.strip().lower()
+    rates = _RATES.fullmatch(head)
+    said = f"up={rates[1]}mbit,down={rates[2]}mbit" if rates else PROFILES.get(head, first)
+    return said + comma + rest
 
 
 def _rate(name: str, fields: dict[str, str]) -> float:
