@@ -122,6 +122,9 @@ class Tree:
         monkeypatch.setattr(rng, "key", lambda seed, purpose, at, index=0: (purpose, at, index))
         monkeypatch.setattr(rng, "uniform", self.uniform)
         monkeypatch.setattr(Distribution, "draw", lambda d, key: self.draw(d, key))
+        monkeypatch.setattr(
+            Distribution, "draws", lambda d, keys: tuple(self.draw(d, key) for key in keys)
+        )
         monkeypatch.setattr(verify, "draw_from", self.draw_from)
         return self
 

@@ -318,6 +318,34 @@ BAD = {
         ["hi", "--budget", "nan", "--sketch", "999"],
         "--budget, --sketch: only with --verify relaxed",
     ),
+    "top-k reply, coupled": (
+        ["hi", *NOBODY, "--top-k-reply", "16", "--tv-budget", "0"],
+        "--top-k-reply, --tv-budget: only with --verify ratio",
+    ),
+    "top-k reply, one process": (
+        ["hi", "--verify", "ratio", "--tv-budget", "0.1"],
+        "--tv-budget: only with --cloud",
+    ),
+    "top-k reply, no guesses": (
+        ["hi", *NOBODY, "--verify", "ratio", "--top-k-reply", "4", "--schedule", "cloud-only"],
+        "--top-k-reply: only where the edge sends guesses",
+    ),
+    "top-k reply, K 0": (
+        ["hi", *NOBODY, "--verify", "ratio", "--top-k-reply", "4", "--draft-length", "0"],
+        "--top-k-reply: only where the edge sends guesses",
+    ),
+    "top-k reply too long": (
+        ["hi", *NOBODY, "--verify", "ratio", "--top-k-reply", "1025"],
+        "--top-k-reply: must be in [0, 1024]",
+    ),
+    "TV budget nan": (
+        ["hi", *NOBODY, "--verify", "ratio", "--tv-budget", "nan"],
+        "--tv-budget: must be a number in [0, inf]",
+    ),
+    "TV budget and no list": (
+        ["hi", *NOBODY, "--verify", "ratio", "--tv-budget", "0.1", "--top-k-reply", "0"],
+        "--tv-budget: is spent on lists",
+    ),
     "budget nan": (["hi", "--verify", "relaxed", "--budget", "nan"], "budget"),
     "threshold": (["hi", "--verify", "relaxed", "--threshold", "0.7"], "threshold"),
     "relaxed at the edge alone": (

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from outrider.core.draft import NO_DRAFT
 from outrider.core.relaxation import Relaxation
+from outrider.core.residual import TopKReply
 from outrider.core.tokens import Origin, Rule, SamplingParams
 from outrider.engines.base import LanguageModel
 from outrider.engines.desk import DeskJob, SlotDesk
@@ -234,6 +235,7 @@ class Edge:
         made: Plan | None = None,
         pilot: Pilot | None = None,
         relaxation: Relaxation | None = None,
+        reply: TopKReply | None = None,
     ) -> int:
         world = self.world
         generation = Generation(
@@ -247,7 +249,13 @@ class Edge:
         if rule is Rule.RELAXED and relaxation is None:
             relaxation = Relaxation()
         number = self.client.start(
-            generation, chosen, rule=rule, relaxation=relaxation, now=world.now, pilot=pilot
+            generation,
+            chosen,
+            rule=rule,
+            relaxation=relaxation,
+            reply=reply,
+            now=world.now,
+            pilot=pilot,
         )
         self.answers[number] = Answer(tuple(prompt), params, schedule, rule, world.now)
         self.answers[number].counters = generation.counters

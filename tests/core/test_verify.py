@@ -127,8 +127,7 @@ def composed(block_law, length: int, last: int = PROMPT[-1]) -> dict:
 
 def few_proposals(monkeypatch, count: int = 1, rounds: int = 1) -> None:
     """Short dialogues, so that all three steps of it are walked in few branches."""
-    monkeypatch.setattr(verify, "MAX_PROPOSALS", count)
-    monkeypatch.setattr(verify, "PROPOSAL_ROUNDS", rounds)
+    monkeypatch.setattr(verify, "PROPOSAL_BATCHES", (count,) * rounds)
 
 
 # Numerators are powers of two, so every threshold p/q and (p-q)/p lies on a grid of 8 cells.
@@ -445,7 +444,7 @@ def test_an_impossible_q_is_refused_and_the_answer_goes_on(q):
         assert not verify.accepts(0.9, q, seed=1, position=position)
     outcome = verify.judge_ratio([1], [q], lambda i: ROW, seed=1, position=5)
     assert isinstance(outcome, verify.Rejection)
-    assert 1 <= verify.proposal_count(outcome) <= verify.MAX_PROPOSALS
+    assert 1 <= verify.proposal_count(outcome) <= verify.PROPOSAL_BATCHES[0]
     token, _ = verify.resolve_rejection(outcome, ROW, dist(0.25, 0.25, 0.25, 0.25), seed=1)
     assert token in range(4)
 
@@ -461,8 +460,9 @@ def test_proposal_count_keeps_its_promise(p, q):
     rejection = verify.Rejection(position=1, token=0, p=p, q=q)
     count = verify.proposal_count(rejection)
     floor = max(q - p, 0.0)
-    assert 1 <= count <= verify.MAX_PROPOSALS
-    if count < verify.MAX_PROPOSALS:
+    most = verify.PROPOSAL_BATCHES[0]
+    assert 1 <= count <= most
+    if count < most:
         assert (1 - floor) ** count <= verify.PROPOSAL_FAILURE + 1e-12
     if count > 1:
         assert (1 - floor) ** (count - 1) >= verify.PROPOSAL_FAILURE - 1e-12
@@ -477,7 +477,7 @@ def test_dialogue_steps_are_reported(monkeypatch):
         token, step = verify.resolve_rejection(rejection, p, q, seed=seed)
         assert token == 0  # the only id with leftover mass
         steps.add(step)
-    assert steps == set(verify.ResidualStep)
+    assert steps == {"proposals", "more-proposals", "full-row"}
 
 
 def test_probabilities_must_go_with_the_drafts():

@@ -40,6 +40,7 @@ from outrider.proto.messages import (
     Sampling,
     Steer,
     Tokens,
+    TopK,
     Verdict,
 )
 
@@ -114,14 +115,31 @@ GOLDEN: list[tuple[Message, str]] = [
     ),
     (Correct(session=1, position=9, token=42), "24 01 09 00 2a"),
     (Correct(session=1, position=9, have=16), "24 01 09 01 10"),
+    (Correct(session=1, position=9, listed=64), "24 01 09 03 40"),
+    (Correct(session=1, position=9, token=42, left=0.25), f"24 01 09 02 2a {QUARTER}"),
     (
-        Row(
+        TopK(
             session=1,
-            position=9,
-            ids=struct.pack("<2i", 3, 5),
-            weights=struct.pack("<2f", -1.0, 0.5),
+            epoch=3,
+            start=8,
+            drafted=4,
+            accepted=1,
+            first=16,
+            ids=(7, 8, 300),
+            weights=struct.pack("<3f", -1.0, 0.5, -1.0),
+            log_total=0.5,
+            rest=0.25,
+            load=Load(queue_us=1, step_us=2),
         ),
-        "25 01 09 02 03000000 05000000 000080bf 0000003f",
+        f"27 01 03 08 04 01 10 01 02 03 07 00 a302 000080bf 0000003f 000080bf {HALF} {QUARTER}",
+    ),
+    (
+        Row(session=1, position=9, ids=(3, 5), weights=struct.pack("<2f", -1.0, 0.5)),
+        "25 01 09 01 02 03 01 000080bf 0000003f",
+    ),
+    (
+        Row(session=1, position=9, ids=None, weights=struct.pack("<2f", -1.0, 0.5)),
+        "25 01 09 00 02 000080bf 0000003f",
     ),
     (
         Steer(session=5, step="wait"),
@@ -212,15 +230,37 @@ def sketched_drafts(draw: st.DrawFn) -> Draft:
     )
 
 
+ascending = st.sets(count, max_size=20).map(lambda found: tuple(sorted(found)))
+
+
+def weights_of(n: int) -> st.SearchStrategy[bytes]:
+    return st.binary(min_size=4 * n, max_size=4 * n)
+
+
+@st.composite
+def lists(draw: st.DrawFn) -> TopK:
+    listed = draw(ascending)
+    plain = draw(verdicts())
+    return TopK(
+        session=plain.session,
+        epoch=plain.epoch,
+        start=plain.start,
+        drafted=plain.drafted,
+        accepted=plain.accepted,
+        first=draw(count),
+        ids=listed,
+        weights=draw(weights_of(len(listed))),
+        log_total=draw(st.floats(allow_nan=False)),
+        rest=draw(unit),
+        load=plain.load,
+    )
+
+
 @st.composite
 def rows(draw: st.DrawFn) -> Row:
-    n = draw(st.integers(0, 20))
-    return Row(
-        session=draw(count),
-        position=draw(count),
-        ids=draw(st.binary(min_size=4 * n, max_size=4 * n)),
-        weights=draw(st.binary(min_size=4 * n, max_size=4 * n)),
-    )
+    listed = draw(st.none() | ascending)
+    n = draw(st.integers(0, 20)) if listed is None else len(listed)
+    return Row(session=draw(count), position=draw(count), ids=listed, weights=draw(weights_of(n)))
 
 
 short = st.text(max_size=20)
@@ -261,8 +301,10 @@ MESSAGES = st.one_of(
         first=count,
         load=load,
     ),
+    lists(),
     rows(),
-    st.builds(Correct, session=count, position=count, token=count),
+    st.builds(Correct, session=count, position=count, token=count, left=st.none() | unit),
+    st.builds(Correct, session=count, position=count, listed=count),
     st.builds(Correct, session=count, position=count, have=count),
     st.builds(
         Hello,
@@ -292,6 +334,8 @@ MESSAGES = st.one_of(
         take=short,
         cloud_draft=count,
         held=st.booleans(),
+        top_k_reply=count,
+        tv_left=st.floats(allow_nan=False),
     ),
     st.builds(
         Resume, session=count, uid=st.binary(max_size=20), base=count, digest=st.binary(max_size=20)
@@ -342,7 +386,7 @@ def test_a_prefix_or_a_tail_is_refused(message: Message, data: st.DataObject):
 @settings(max_examples=400)
 def test_random_bytes_raise_nothing_but_remote_errors(frame: bytes):
     refused: list[RemoteError] = []
-    for kind in (b"", b"\x10", b"\x20", b"\x21", b"\x22", b"\x23", b"\x24", b"\x25"):
+    for kind in (b"", b"\x10", b"\x20", b"\x21", b"\x22", b"\x23", b"\x24", b"\x25", b"\x27"):
         try:
             decode(kind + frame)
         except RemoteError as error:
@@ -382,8 +426,14 @@ def test_a_flipped_byte_raises_nothing_but_remote_errors(message: Message, data:
         ("20 01 00 07 00 03 01 02", Code.MALFORMED, "3 entries announced"),
         ("20 01 00 07 01 02 03 04" + HALF, Code.MALFORMED, "2 entries announced"),
         ("21 01 00 07 02 03 05 00 00", Code.MALFORMED, "more drafts accepted"),
-        ("24 01 09 02 2a", Code.MALFORMED, "correction tag"),
-        ("25 01 09 ff ff ff ff 0f", Code.MALFORMED, "bytes announced"),
+        ("24 01 09 02 2a", Code.MALFORMED, "bytes announced"),
+        ("24 01 09 03 00", Code.MALFORMED, "no ids listed"),
+        ("24 01 09 04 2a", Code.MALFORMED, "correction tag"),
+        ("25 01 09 00 ff ff ff ff 0f", Code.MALFORMED, "entries announced"),
+        ("25 01 09 02 00", Code.MALFORMED, "form"),
+        ("25 01 09 01 02 03 ff ff ff ff 0f 00000000 00000000", Code.MALFORMED, "above 2**32"),
+        ("27 01 00 07 01 00 00 00 00 81 08", Code.TOO_LARGE, "1025 entries"),
+        ("27 01 00 07 01 00 00 00 00 02 01 01 00000000", Code.MALFORMED, "entries announced"),
         ("10 80", Code.MALFORMED, "control message"),
         ("10 dd ff ff ff ff", Code.MALFORMED, "control message"),
         ("10 82 a474797065 a663616e63656c a773657373696f6e ff", Code.MALFORMED, "control"),  # -1
@@ -433,8 +483,22 @@ def test_deep_nesting_is_refused():
         Draft(session=-1, epoch=0, start=0, tokens=()),
         Draft(session=2**32, epoch=0, start=0, tokens=()),
         Draft(session=1, epoch=0, start=0, tokens=(1, 2), q=(0.5,)),
-        Row(session=1, position=0, ids=b"1234", weights=b""),
-        Row(session=1, position=0, ids=b"123", weights=b"123"),
+        Row(session=1, position=0, ids=(1,), weights=b""),
+        Row(session=1, position=0, ids=None, weights=b"123"),
+        Row(session=1, position=0, ids=(2, 1), weights=bytes(8)),
+        Row(session=1, position=0, ids=(1, 1), weights=bytes(8)),
+        TopK(
+            session=1,
+            epoch=0,
+            start=0,
+            drafted=1,
+            accepted=0,
+            first=0,
+            ids=(1, 2),
+            weights=bytes(4),
+            log_total=0.0,
+            rest=0.0,
+        ),
     ],
 )
 def test_our_own_mistakes_are_local_errors(message: Message):

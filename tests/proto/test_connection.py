@@ -41,6 +41,7 @@ from outrider.proto.messages import (
     Row,
     Steer,
     Tokens,
+    TopK,
     Verdict,
 )
 from outrider.session.wire import to_wire
@@ -111,7 +112,19 @@ EXAMPLES: dict[type, Message] = {
         ),
         Tokens(session=1, start=1, tokens=(1,)),
         Proposals(session=1, epoch=0, start=1, drafted=1, accepted=0, first=0, tokens=(), p=()),
-        Row(session=1, position=1, ids=b"", weights=b""),
+        TopK(
+            session=1,
+            epoch=0,
+            start=1,
+            drafted=1,
+            accepted=0,
+            first=0,
+            ids=(),
+            weights=b"",
+            log_total=0.0,
+            rest=0.0,
+        ),
+        Row(session=1, position=1, ids=None, weights=b""),
         Correct(session=1, position=1, token=1),
     )
 }

@@ -709,7 +709,8 @@ def test_the_result_as_json():
     assert facts["completion_tokens"] == 9
     assert facts["finish_reason"] == "length"
     assert len(facts["logprobs"]) == 9
-    assert sum(facts["residual"].values()) == facts["drafted"] - facts["accepted"]
+    assert sum(facts["residual"]["steps"].values()) == facts["drafted"] - facts["accepted"]
+    assert set(facts["residual"]) == {"steps"}, "no wire, no bytes"
     assert facts["timing"]["ttft_s"] > 0
     assert facts["timing"]["tpot_s"] > 0
     one = ask(made, PROMPT, max_tokens=1).as_dict()

@@ -622,11 +622,15 @@ def test_a_rejection_waits_for_the_edge_and_repeats_itself():
     have = len(proposals.tokens)
     (more,) = b.say(Correct(session=1, position=4, have=have))
     assert isinstance(more, Proposals)
-    assert (more.first, len(more.tokens)) == (16, 16)
     assert b.say(Correct(session=1, position=4, have=have)) == [more], "replayed, not redrawn"
-    (row,) = b.say(Correct(session=1, position=4, have=32))
+    assert (more.first, len(more.tokens)) == (16, 64)
+    (last,) = b.say(Correct(session=1, position=4, have=80))
+    assert isinstance(last, Proposals)
+    assert (last.first, len(last.tokens)) == (80, 256)
+    (row,) = b.say(Correct(session=1, position=4, have=336))
     assert isinstance(row, Row)
-    assert len(row.ids) == len(row.weights) == 4 * VOCAB
+    assert row.ids is None, "every id is possible: none needs to be named"
+    assert len(row.weights) == 4 * VOCAB
     assert b.say(Correct(session=1, position=5, have=1)) == [], "another position: late"
     assert b.say(Correct(session=1, position=4, have=2**32 - 1)) == [row]
     assert b.say(Correct(session=1, position=4, token=7)) == []
@@ -703,7 +707,7 @@ def test_garbage_ends_the_connection_and_no_session(garbage: bytes):
         Verdict(session=1, epoch=9, start=10, drafted=200, accepted=200, token=1),
         Verdict(session=1, epoch=0, start=2000, drafted=1, accepted=0, token=1),
         Done(session=1, reason="stop", output_tokens=1, digest=bytes(16)),
-        Row(session=1, position=0, ids=b"", weights=b""),
+        Row(session=1, position=0, ids=None, weights=b""),
         Proposals(session=1, epoch=7, start=900, drafted=1, accepted=0, first=0, tokens=(), p=()),
     ],
     ids=lambda m: type(m).__name__,

@@ -28,6 +28,7 @@ COLOURS: Final = {
     Origin.BONUS: "cyan",
     Origin.TARGET: "blue",
     Origin.RELAXED: "magenta",
+    Origin.TRUNCATED: "red",
 }
 LEGEND: Final = {
     Origin.DRAFT: "guessed by the draft, accepted",
@@ -35,6 +36,7 @@ LEGEND: Final = {
     Origin.BONUS: "target, behind accepted guesses",
     Origin.TARGET: "target alone (free-run)",
     Origin.RELAXED: "guessed by the draft, near enough",
+    Origin.TRUNCATED: "corrected from a truncated list",
 }
 WORTH: Final = 1.03
 """A ratio of times within 3 % of 1 counts as equal (our bound for "never slower")."""
@@ -45,7 +47,7 @@ def legend(origins: Sequence[Origin], *, coloured: bool) -> Text:
     counts = Counter(origins)
     text = Text(f"{len(origins)} tokens:", style="dim")
     for origin, meaning in LEGEND.items():
-        if origin is Origin.RELAXED and not counts[origin]:
+        if origin in (Origin.RELAXED, Origin.TRUNCATED) and not counts[origin]:
             continue
         text.append("\n")
         if coloured:

@@ -44,11 +44,14 @@ from outrider.commands.options import (
     Threads,
     Threshold,
     TokenFile,
+    TopKReplyOption,
+    TvBudget,
     Verify,
     Window,
 )
 from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation
 from outrider.core.relaxed import Policy, RelaxedRule
+from outrider.core.residual import DEFAULT_TOP_K, TopKReply
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.session.schedules import DEFAULT_GROWTH, DEFAULT_WINDOW, Schedule
 
@@ -59,6 +62,8 @@ def _sampling(name: str, text: str) -> Any:
 
 RELAX_OPTIONS: Final = ("relax_rule", "threshold", "budget", "sketch")
 """Of --verify relaxed alone."""
+REPLY_OPTIONS: Final = ("top_k_reply", "tv_budget")
+"""Of --verify ratio through a verifier alone."""
 
 
 def generate(
@@ -81,6 +86,8 @@ def generate(
         ),
     ] = Verify.COUPLED,
     draft_length: DraftLength = DEFAULT_DRAFT_LENGTH,
+    top_k_reply: TopKReplyOption = None,
+    tv_budget: TvBudget = 0.0,
     relax_rule: RelaxRuleOption = RelaxedRule.RELAXED,
     threshold: Threshold = DEFAULT_THRESHOLD,
     budget: Budget = DEFAULT_BUDGET,
@@ -236,12 +243,15 @@ def generate(
         seed=secrets.randbelow(2**32) if seed is None else seed,
     )
     rule = Rule(verify.value)
-    given = given_options(context, "draft_length", *RELAX_OPTIONS)
+    given = given_options(context, "draft_length", *RELAX_OPTIONS, *REPLY_OPTIONS)
     relaxation = None
     if rule is Rule.RELAXED:
         policy = Policy(rule=relax_rule, threshold=threshold)
         relaxation = Relaxation(policy=policy, budget=budget, sketch=sketch)
     _refuse_relaxing(rule, schedule, given)
+    _refuse_replies(rule, schedule, given, remotely=cloud is not None, drafts=bool(draft_length))
+    if top_k_reply is None:
+        top_k_reply = DEFAULT_TOP_K if tv_budget else 0
     chosen = choose_controller(
         controller,
         schedule,
@@ -283,6 +293,7 @@ def generate(
                 params=params,
                 rule=rule,
                 relaxation=relaxation,
+                reply=TopKReply(k=top_k_reply, budget=tv_budget),
             ),
             as_json=as_json,
         )
@@ -345,6 +356,24 @@ def _refuse_relaxing(rule: Rule, schedule: Schedule, given: set[str]) -> None:
     if rule is not Rule.RELAXED and odd:
         names = ", ".join("--" + name.replace("_", "-") for name in odd)
         raise CommandError(f"{names}: only with --verify relaxed")
+
+
+def _refuse_replies(
+    rule: Rule, schedule: Schedule, given: set[str], *, remotely: bool, drafts: bool
+) -> None:
+    """Options of the residual dialogue where there is none."""
+    odd = sorted(given.intersection(REPLY_OPTIONS))
+    if not odd:
+        return
+    names = ", ".join("--" + name.replace("_", "-") for name in odd)
+    if rule is not Rule.RATIO:
+        raise CommandError(f"{names}: only with --verify ratio")
+    if not remotely:
+        raise CommandError(
+            f"{names}: only with --cloud; in one process the exact token costs nothing more"
+        )
+    if schedule in remote.NO_DRAFTER or not drafts:
+        raise CommandError(f"{names}: only where the edge sends guesses that may fall")
 
 
 def choose_controller(

@@ -9,6 +9,7 @@ from typing import Any
 from outrider.commands import console
 from outrider.commands.errors import CommandError
 from outrider.commands.options import Dtype
+from outrider.core.ledger import Account
 from outrider.core.relaxation import Relaxation
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.diagnose import shipped_drafts
@@ -128,12 +129,17 @@ def summary(result: GenerationResult) -> str:
     if result.timing.tpot_s is not None:
         parts.append(f"{result.timing.tpot_s * 1e3:.0f} ms per token")
     if result.relaxed is not None:
-        spent = result.relaxed
-        bound = f"within TV {spent.spent:.2g} of the exact law"
-        if spent.spent > 1.0:
-            bound = f"charges of {spent.spent:.3g} in all, which bound no law"
-        parts.append(f"{spent.relaxed} relaxed tokens, {bound}")
+        parts.append(f"{result.relaxed.relaxed} relaxed tokens, {_distance(result.relaxed)}")
+    if result.tv is not None and result.tv.events:
+        parts.append(f"{result.tv.events} tokens from cut-off lists, {_distance(result.tv)}")
     parts.append(f"seed {result.seed}")
     if result.counters.near_ties:
         parts.append(f"{result.counters.near_ties} near-ties (see --deterministic)")
     return " · ".join(parts)
+
+
+def _distance(account: Account) -> str:
+    """What a lossy answer's charges say of its law."""
+    if account.spent > 1.0:
+        return f"charges of {account.spent:.3g} in all, which bound no law"
+    return f"within TV {account.spent:.2g} of the exact law"

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from outrider.core.relaxed import RelaxedRule
+from outrider.core.residual import DEFAULT_TOP_K
 from outrider.session.schedules import Schedule
 
 DEFAULT_TARGET: Final = "builtin:smollm2"
@@ -189,6 +190,29 @@ SketchOption = Annotated[
         metavar="K",
         help="Likeliest ids of a guess's distribution that go up with it, 1 to 64.",
         rich_help_panel=RELAXING,
+    ),
+]
+TopKReplyOption = Annotated[
+    int | None,
+    typer.Option(
+        "--top-k-reply",
+        metavar="K",
+        help="With --cloud --verify ratio: where a guess falls, the verifier may answer with its K "
+        "likeliest tokens, 1 to 1024; 0: never. It does so where no other is possible (exact), or "
+        f"where --tv-budget may pay. Default: 0, or {DEFAULT_TOP_K} with a budget.",
+        show_default=False,
+        rich_help_panel=SPECULATION,
+    ),
+]
+TvBudget = Annotated[
+    float,
+    typer.Option(
+        "--tv-budget",
+        metavar="B",
+        help="With --cloud --verify ratio: most total variation distance of the whole answer from "
+        "the target's law, to be spent on such cut-off answers; 0 is exact. Lossy above, and "
+        "reported.",
+        rich_help_panel=SPECULATION,
     ),
 ]
 Growth = Annotated[

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TextIO
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from outrider.commands import console, models, specs
 from outrider.commands.errors import CommandError
 from outrider.core.relaxation import Relaxation
+from outrider.core.residual import TopKReply
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.proto.messages import Code
 from outrider.session.client import Failed
@@ -65,6 +66,7 @@ class Question:
     params: SamplingParams
     rule: Rule
     relaxation: Relaxation | None = None
+    reply: TopKReply = field(default_factory=TopKReply)
 
 
 def bearer_token(file: Path | None) -> str | None:
@@ -124,6 +126,7 @@ def answer(remote: Remote, question: Question, *, as_json: bool) -> None:
         params=question.params,
         rule=question.rule,
         relaxation=question.relaxation,
+        reply=question.reply,
         schedule=remote.schedule,
         draft_length=remote.draft_length,
         window=remote.window,

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from outrider.core import rng
-from outrider.core.sampling import Distribution, F64Array, FloatRow, IdArray
+from outrider.core.sampling import Distribution, F64Array, FloatRow, IdArray, likeliest
 from outrider.core.tokens import ParameterError
 
 STEP: Final = 2.0**-11
@@ -150,7 +149,7 @@ def sketched(q: Distribution, k: int) -> tuple[Sketch, Distribution]:
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_SKETCH:
         raise ParameterError("sketch", f"must list 1 to {MAX_SKETCH} ids, got {k!r}")
     logs = q.weights.astype(np.float64) - q.log_total
-    best = _likeliest(q.weights, k)
+    best = likeliest(q.weights, k)
     best = best[logs[best] >= -STEP * MAX_CODE]
     codes = np.maximum(np.rint(logs[best] / -STEP), 0.0).astype(np.int64)
     weights: FloatRow = logs.astype(np.float32)
@@ -163,17 +162,6 @@ def sketched(q: Distribution, k: int) -> tuple[Sketch, Distribution]:
     if not rest:
         ids, weights = ids[best], weights[best]
     return sketch, Distribution(ids, weights, rng.token_offsets(ids), gap=q.gap)
-
-
-def _likeliest(weights: FloatRow, k: int) -> npt.NDArray[np.intp]:
-    """Indices of the k largest, ascending; the lower one on a tie."""
-    if k >= len(weights):
-        return np.arange(len(weights))
-    border = np.partition(weights, len(weights) - k)[len(weights) - k]
-    among = np.flatnonzero(weights >= border)
-    order = np.argsort(-weights[among], kind="stable")
-    found: npt.NDArray[np.intp] = np.sort(among[order[:k]])
-    return found
 
 
 def _weights(codes: tuple[int, ...]) -> F64Array:

@@ -62,6 +62,8 @@ class Origin(StrEnum):
     """The target's own token where nothing was drafted."""
     RELAXED = "relaxed"
     """Drafted and let stand although the target's own token is another one (core.relaxed)."""
+    TRUNCATED = "truncated"
+    """A correction drawn from a residual that was cut off, and charged for it (core.residual)."""
 
 
 class Rule(StrEnum):

@@ -12,9 +12,10 @@ ratio (Leviathan et al. 2023, Chen et al. 2023)
       1. proposals: draws y_i ~ p with p(y_i) go down; the first with
          u_i < (p(y_i) - q(y_i))+ / p(y_i) is a residual sample. Each succeeds with
          probability Z = TV(p, q);
-      2. further proposals;
+      2. further proposals, more at a time;
       3. the whole row p, and one draw from the residual.
-    All draws have addresses (core.rng), so a retry repeats them.
+    All draws have addresses (core.rng), so a retry repeats them. Where an edge asks for it, a
+    list of the likeliest ids comes first (core.residual).
 
 Temperature 0 needs no branch of its own: distributions are then one-hot, and both rules accept
 exactly the likeliest token.
@@ -22,6 +23,7 @@ exactly the likeliest token.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,15 +34,15 @@ import numpy as np
 
 from outrider.core import rng
 from outrider.core.rng import Purpose
-from outrider.core.sampling import Distribution, draw_from
+from outrider.core.sampling import Distribution, F64Array, draw_from
 from outrider.core.tokens import Verdict
 
-MAX_PROPOSALS: Final = 16
-"""Most proposals in one reply: 16 (id, p) pairs are about 112 bytes (docs/papers.md, 0)."""
+PROPOSAL_BATCHES: Final = (16, 64, 256)
+"""Most proposals in each reply before the full row is asked for; only the first may be smaller.
+An (id, p) pair is about 11 bytes, so all together are under 4 kB, and at Z = .02 they fail once in
+890 rejections. A row of 49,152 ids is 197 kB."""
 PROPOSAL_FAILURE: Final = 0.05
 """Aimed-at chance that a first batch of proposals yields nothing (our default)."""
-PROPOSAL_ROUNDS: Final = 2
-"""Batches of proposals before the full row is asked for."""
 
 RESIDUAL_FLOOR: Final = 1e-9
 """Leftover mass below this is rounding noise of float64 sums, not a distribution: draw from p."""
@@ -52,6 +54,9 @@ NextDistribution = Callable[[int], Distribution]
 class ResidualStep(StrEnum):
     """Which step of the residual dialogue ended a rejection."""
 
+    TOP_K = "top-k"
+    """A list of the likeliest ids (core.residual)."""
+    LARGER_K = "larger-k"
     FIRST_PROPOSALS = "proposals"
     MORE_PROPOSALS = "more-proposals"
     FULL_ROW = "full-row"
@@ -133,19 +138,38 @@ def proposal_count(rejection: Rejection) -> int:
     """How many proposals make a failure rarer than PROPOSAL_FAILURE, from Z >= q(x) - p(x)."""
     floor = rejection.residual_floor
     if floor <= 0.0:
-        return MAX_PROPOSALS
+        return PROPOSAL_BATCHES[0]
     if floor >= 1.0:
         return 1
     needed = math.ceil(math.log(PROPOSAL_FAILURE) / math.log1p(-floor))
-    return max(1, min(needed, MAX_PROPOSALS))
+    return max(1, min(needed, PROPOSAL_BATCHES[0]))
+
+
+def batch_at(rejection: Rejection, batch: int) -> tuple[int, int]:
+    """Index of the first proposal of a batch, and how many it has. Batches never share an index,
+    so the draws of one say nothing of those of another."""
+    start = sum(PROPOSAL_BATCHES[:batch])
+    return start, PROPOSAL_BATCHES[batch] if batch else proposal_count(rejection)
+
+
+def batch_after(have: int) -> int:
+    """The batch to send to an edge that judged the proposals before index `have`;
+    len(PROPOSAL_BATCHES): none is left, the row is due."""
+    ends = itertools.accumulate((0, *PROPOSAL_BATCHES))
+    return min(sum(end < have for end in ends), len(PROPOSAL_BATCHES))
 
 
 def propose(
     p: Distribution, *, seed: int, position: int, start: int, count: int
 ) -> tuple[Proposal, ...]:
     """Cloud side: independent draws from p with indices start, start+1, ..."""
-    tokens = [p.draw(rng.key(seed, Purpose.PROPOSAL, position, start + i)) for i in range(count)]
+    tokens = p.draws([rng.key(seed, Purpose.PROPOSAL, position, start + i) for i in range(count)])
     return tuple(Proposal(token=t, p=p.prob(t)) for t in tokens)
+
+
+def proposal_step(start: int) -> ResidualStep:
+    """The step of a batch that begins at index `start`."""
+    return ResidualStep.MORE_PROPOSALS if start else ResidualStep.FIRST_PROPOSALS
 
 
 def choose(
@@ -159,11 +183,18 @@ def choose(
     return None
 
 
-def residual_draw(p: Distribution, q: Distribution, *, seed: int, position: int) -> int:
-    """One draw from norm((p - q)+); from p when nothing is left (field case 05)."""
+def leftover(p: Distribution, q: Distribution) -> F64Array:
+    """p(x) - q(x) for the ids of p: float64 [n]."""
     left = p.probabilities()
     at = np.minimum(np.searchsorted(q.ids, p.ids), len(q.ids) - 1)
     left -= np.where(q.ids[at] == p.ids, q.probabilities()[at], 0.0)
+    return left
+
+
+def residual_draw(p: Distribution, q: Distribution, *, seed: int, position: int) -> int:
+    """One draw from norm((p - q)+); from p when nothing is left (field case 05). Where p is a part
+    of a whole one, from what that part leaves, with the noise of the draw from the whole."""
+    left = leftover(p, q)
     keep = np.flatnonzero(left > 0.0)
     draw_key = rng.key(seed, Purpose.RESIDUAL, position)
     if not float(left[keep].sum()) > RESIDUAL_FLOOR:  # also catches NaN
@@ -175,14 +206,11 @@ def resolve_rejection(
     rejection: Rejection, p: Distribution, q: Distribution, *, seed: int
 ) -> tuple[int, ResidualStep]:
     """The residual dialogue with both sides at hand; the wire version splits it at the calls."""
-    count = proposal_count(rejection)
-    for step in range(PROPOSAL_ROUNDS):
-        start = step * MAX_PROPOSALS
+    for i in range(len(PROPOSAL_BATCHES)):
+        start, count = batch_at(rejection, i)
         batch = propose(p, seed=seed, position=rejection.position, start=start, count=count)
         token = choose(batch, q, seed=seed, position=rejection.position, start=start)
         if token is not None:
-            first = ResidualStep.FIRST_PROPOSALS
-            return token, first if step == 0 else ResidualStep.MORE_PROPOSALS
-        count = MAX_PROPOSALS
+            return token, proposal_step(start)
     token = residual_draw(p, q, seed=seed, position=rejection.position)
     return token, ResidualStep.FULL_ROW

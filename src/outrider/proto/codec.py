@@ -11,20 +11,25 @@ The first byte is the kind. Cold kinds are followed by a MessagePack map; hot ki
     TOKENS   kind session start queue step count id*
     PROPOSALS kind session epoch start drafted accepted first queue step count id* float64*
              (all ids, then all p(id))
-    CORRECT  kind session position tag value      tag 0: value = token; tag 1: value = have
-    ROW      kind session position count ids weights            (int32*, float32*, little-endian)
+    TOPK     kind session epoch start drafted accepted first queue step count gap* float32*
+             log_total rest                                    (float64 each)
+    CORRECT  kind session position tag value (+ float64 left if tag = 2)
+             tag 0, 2: value = token; 1: value = have; 3: value = listed
+    ROW      kind session position form count (+ count gaps if form = 1) float32*
+             form 0: the ids are 0, 1, 2, ...
 
-session, epoch, start, ... are varints; floats are IEEE 754 little-endian. queue and step are
-microseconds. A decoder checks every count against the bytes that are really there before it
-allocates, and every id against the limits (I5, I7; field cases 29, 30).
+gaps: the first of ascending ids, then each less the one before less 1: ids that do not ascend
+cannot be written. session, epoch, start, ... are varints; floats are IEEE 754 little-endian.
+queue and step are microseconds. A decoder checks every count against the bytes that are really
+there before it allocates, and every id against the limits (I5, I7; field cases 29, 30).
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Final, NoReturn, get_args
 
 import msgspec
@@ -44,6 +49,7 @@ from outrider.proto.messages import (
     Relaxed,
     Row,
     Tokens,
+    TopK,
     Verdict,
 )
 
@@ -62,6 +68,13 @@ K_PROPOSALS: Final = 0x23
 K_CORRECT: Final = 0x24
 K_ROW: Final = 0x25
 K_RELAXED: Final = 0x26
+K_TOPK: Final = 0x27
+_ROW_DENSE: Final = 0
+_ROW_LISTED: Final = 1
+_TAG_TOKEN: Final = 0
+_TAG_HAVE: Final = 1
+_TAG_CHARGED: Final = 2
+_TAG_LISTED: Final = 3
 _HAS_Q: Final = 1
 _HAS_SKETCHES: Final = 2
 _HAS_THRESHOLD: Final = 4
@@ -102,6 +115,10 @@ class _Writer:
 
     def doubles(self, values: tuple[float, ...]) -> None:
         self.data += struct.pack(f"<{len(values)}d", *values)
+
+    def gaps(self, ids: Sequence[int]) -> None:
+        """Strictly ascending ids."""
+        self.varint(*(b - a - 1 for a, b in pairwise((-1, *ids))))
 
     def load(self, load: Load) -> None:
         self.varint(min(load.queue_us, _MAX_LOAD_US), min(load.step_us, _MAX_LOAD_US))
@@ -144,6 +161,13 @@ class _Reader:
 
     def ids(self, count: int) -> tuple[int, ...]:
         return tuple(self.varint() for _ in range(count))
+
+    def gaps(self, count: int) -> tuple[int, ...]:
+        """So many strictly ascending ids."""
+        ids = tuple(accumulate((self.varint() + 1 for _ in range(count)), initial=-1))[1:]
+        if ids and ids[-1] > MAX_VALUE:
+            _malformed("an id above 2**32")
+        return ids
 
     def doubles(self, count: int) -> tuple[float, ...]:
         raw = self.take(8 * count)
@@ -340,35 +364,83 @@ def _unpack_proposals(r: _Reader) -> Proposals:
     )
 
 
+def _pack_top_k(m: TopK) -> _Writer:
+    if len(m.weights) != 4 * len(m.ids):
+        raise LocalError("one float32 for each id")
+    w = _Writer(K_TOPK)
+    w.varint(m.session, m.epoch, m.start, m.drafted, m.accepted, m.first)
+    w.load(m.load)
+    w.varint(len(m.ids))
+    w.gaps(m.ids)
+    w.data += m.weights
+    w.doubles((m.log_total, m.rest))
+    return w
+
+
+def _unpack_top_k(r: _Reader) -> TopK:
+    session, epoch, start, drafted, accepted, first = (r.varint() for _ in range(6))
+    load = r.load()
+    count = r.count(5)
+    ids, weights = r.gaps(count), r.take(4 * count)
+    log_total, rest = r.doubles(2)
+    return TopK(
+        session=session,
+        epoch=epoch,
+        start=start,
+        drafted=drafted,
+        accepted=accepted,
+        first=first,
+        ids=ids,
+        weights=weights,
+        log_total=log_total,
+        rest=rest,
+        load=load,
+    )
+
+
 def _pack_correct(m: Correct) -> _Writer:
     w = _Writer(K_CORRECT)
-    more = m.token is None
-    w.varint(m.session, m.position, int(more), m.have if m.token is None else m.token)
+    if m.token is not None:
+        tag, value = _TAG_TOKEN if m.left is None else _TAG_CHARGED, m.token
+    else:
+        tag, value = (_TAG_LISTED, m.listed) if m.listed else (_TAG_HAVE, m.have)
+    w.varint(m.session, m.position, tag, value)
+    if tag == _TAG_CHARGED and m.left is not None:
+        w.doubles((m.left,))
     return w
 
 
 def _unpack_correct(r: _Reader) -> Correct:
     session, position, tag, value = (r.varint() for _ in range(4))
-    if tag == 0:
+    if tag == _TAG_TOKEN:
         return Correct(session=session, position=position, token=value)
-    if tag == 1:
+    if tag == _TAG_HAVE:
         return Correct(session=session, position=position, have=value)
-    _malformed(f"unknown correction tag {tag}")
+    if tag == _TAG_CHARGED:
+        return Correct(session=session, position=position, token=value, left=r.doubles(1)[0])
+    if tag == _TAG_LISTED and value:
+        return Correct(session=session, position=position, listed=value)
+    _malformed(f"unknown correction tag {tag}, or no ids listed")
 
 
 def _pack_row(m: Row) -> _Writer:
-    if len(m.ids) != len(m.weights) or len(m.ids) % 4:
-        raise LocalError("ids and weights must be aligned 4-byte arrays")
+    if len(m.weights) % 4 or (m.ids is not None and len(m.weights) != 4 * len(m.ids)):
+        raise LocalError("one float32 for each id")
     w = _Writer(K_ROW)
-    w.varint(m.session, m.position, len(m.ids) // 4)
-    w.data += m.ids
+    form = _ROW_DENSE if m.ids is None else _ROW_LISTED
+    w.varint(m.session, m.position, form, len(m.weights) // 4)
+    w.gaps(m.ids or ())
     w.data += m.weights
     return w
 
 
 def _unpack_row(r: _Reader) -> Row:
-    session, position, count = (r.varint() for _ in range(3))
-    ids = r.take(4 * count)
+    session, position, form, count = (r.varint() for _ in range(4))
+    if form not in (_ROW_DENSE, _ROW_LISTED):
+        _malformed(f"unknown form of a row {form}")
+    if count * (4 + form) > r.left:  # before anything is allocated for so many
+        _malformed(f"{count} entries announced, {r.left} bytes left")
+    ids = r.gaps(count) if form == _ROW_LISTED else None
     return Row(session=session, position=position, ids=ids, weights=r.take(4 * count))
 
 
@@ -378,6 +450,7 @@ _PACKERS: Final[dict[type, Callable[..., _Writer]]] = {
     Relaxed: _pack_relaxed,
     Tokens: _pack_tokens,
     Proposals: _pack_proposals,
+    TopK: _pack_top_k,
     Correct: _pack_correct,
     Row: _pack_row,
 }
@@ -387,6 +460,7 @@ _UNPACKERS: Final[dict[int, Callable[[_Reader], Message]]] = {
     K_RELAXED: _unpack_relaxed,
     K_TOKENS: _unpack_tokens,
     K_PROPOSALS: _unpack_proposals,
+    K_TOPK: _unpack_top_k,
     K_CORRECT: _unpack_correct,
     K_ROW: _unpack_row,
 }

@@ -12,8 +12,8 @@ Rules:
     state       edge receives                          cloud receives
     HELLO       Hello, Error                           Hello
     READY       Opened Verdict Relaxed Marks Tokens    Open Resume Steer Draft Correct
-                Proposals Row Logprobs Done Error      Cancel Ping Pong Error
-                GoAway Ping Pong
+                Proposals TopK Row Logprobs Done       Cancel Ping Pong Error
+                Error GoAway Ping Pong
     DRAINING    as READY                               as READY, but Open is refused (draining)
     CLOSED      -                                      -
 
@@ -55,6 +55,7 @@ from outrider.proto.messages import (
     Row,
     Steer,
     Tokens,
+    TopK,
     Verdict,
 )
 
@@ -84,6 +85,7 @@ _EDGE_HEARS: Final = frozenset(
         Marks,
         Tokens,
         Proposals,
+        TopK,
         Row,
         Logprobs,
         Done,

@@ -137,6 +137,12 @@ class Open(Frozen, tag="open", frozen=True, kw_only=True):
     an earlier one may have judged already, and never replaces that decision."""
     relax: Relax | None = None
     """For the rule 'relaxed', which needs it; no other rule may have it."""
+    top_k_reply: Count = 0
+    """Rule 'ratio': answer a rejection with a TOPK of so many ids where that may be of use; 0:
+    never."""
+    tv_left: float = 0.0
+    """Rule 'ratio': what is left of the edge's budget for truncated residuals (core.residual). 0: a
+    TOPK is of use only where it holds every id that p can draw."""
 
 
 class Resume(Frozen, tag="resume", frozen=True, kw_only=True):
@@ -353,19 +359,43 @@ class Proposals(msgspec.Struct, frozen=True, kw_only=True):
     load: Load = Load()
 
 
+class TopK(msgspec.Struct, frozen=True, kw_only=True):
+    """Cloud to edge, ratio rule: draft number `accepted` was rejected; the likeliest ids of p, from
+    rank `first` on (core.residual).
+
+    The position asked about is start + accepted. Each frame holds further ids; those before are
+    not repeated.
+    """
+
+    session: int
+    epoch: int
+    start: int
+    drafted: int
+    accepted: int
+    first: int
+    ids: tuple[int, ...]
+    """Ascending."""
+    weights: bytes
+    """Log-weights aligned with them, little-endian float32: p(id) = exp(weight - log_total)."""
+    log_total: float
+    rest: float
+    """Probability of all ids of higher ranks. 0: there is none, and the list is all of p."""
+    load: Load = Load()
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Cloud to edge, the last resort of the residual dialogue: p itself, filters applied.
 
-    `ids` ascending, `weights` the float32 log-weights aligned with them, as raw bytes: the edge
-    rebuilds the very distribution the cloud holds. Counted, because it breaks I6's common path.
+    `weights` are float32 log-weights, `ids` whose they are: the edge rebuilds the very
+    distribution the cloud holds. Counted, because it breaks I6's common path.
     """
 
     session: int
     position: int
-    ids: bytes
-    """Little-endian int32."""
+    ids: tuple[int, ...] | None
+    """Ascending. None: 0, 1, 2, ..., as many as there are weights."""
     weights: bytes
-    """Little-endian float32."""
+    """Little-endian float32; -inf for an id that cannot be drawn."""
 
 
 class Correct(msgspec.Struct, frozen=True, kw_only=True):
@@ -376,6 +406,10 @@ class Correct(msgspec.Struct, frozen=True, kw_only=True):
     token: int | None = None
     have: int = 0
     """Without a token: proposals judged so far. The cloud sends the next batch, then the row."""
+    listed: int = 0
+    """Without a token, and not 0: ids listed so far. The cloud sends further ones."""
+    left: float | None = None
+    """With a token that was charged to the budget: what is left of it now."""
 
 
 Cold = (
@@ -394,4 +428,4 @@ Cold = (
     | Logprobs
 )
 """What travels as MessagePack maps."""
-Message = Cold | Draft | Verdict | Relaxed | Tokens | Proposals | Row | Correct
+Message = Cold | Draft | Verdict | Relaxed | Tokens | Proposals | TopK | Row | Correct

@@ -36,6 +36,7 @@ from outrider.control.registry import make as make_controller
 from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.link import Link
 from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation, require_relaxation
+from outrider.core.residual import TopKReply, require_ratio
 from outrider.core.tokens import Origin, ParameterError, Rule, SamplingParams
 from outrider.engines.base import EngineError, ModelInfo, UnrecordedError
 from outrider.engines.drafters import Drafter, DraftSession
@@ -166,6 +167,8 @@ class EdgeRequest:
     controller_options: Mapping[str, float] = field(default_factory=dict)
     relaxation: Relaxation | None = None
     """For the relaxed rule, which needs it; no other rule may have it."""
+    reply: TopKReply = field(default_factory=TopKReply)
+    """Ratio rule: how rejections may be answered."""
     calibration: str | None = None
     """Folder of `outrider calibrate`, for the controllers that use one."""
 
@@ -175,6 +178,7 @@ class EdgeRequest:
         if not 1 <= self.window <= MAX_WINDOW:
             raise ParameterError("window", f"must be in [1, {MAX_WINDOW}]")
         require_relaxation(self.rule, self.relaxation)
+        require_ratio(self.rule, self.reply)
         if self.controller == "fixed" and self.controller_options:
             raise ParameterError("controller", "fixed has no options: K and W are its own")
         if not 0.0 <= self.growth <= MAX_GROWTH:
@@ -430,6 +434,7 @@ class EdgeRuntime:
                 schedule,
                 rule=request.rule,
                 relaxation=request.relaxation,
+                reply=request.reply,
                 now=now,
                 pilot=pilot,
             )
@@ -814,6 +819,7 @@ class EdgeStream:
             verify=request.rule,
             logprobs=tuple(self._logprobs),
             relaxed=self._machine.ledger if request.relaxation else None,
+            tv=self._machine.tv if request.reply.k else None,
         )
         return EdgeResult(
             generation=result,

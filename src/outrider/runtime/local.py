@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from outrider.core.draft import NO_DRAFT, Draft
-from outrider.core.ledger import Ledger
+from outrider.core.ledger import Ledger, TvLedger
 from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation, require_relaxation
 from outrider.core.sampling import RowError
 from outrider.core.tokens import FinishReason, ParameterError, Rule, SamplingParams, TokenLogprob
@@ -105,6 +105,8 @@ class GenerationResult:
     logprobs: tuple[TokenLogprob, ...] = ()
     relaxed: Ledger | None = None
     """What relaxing cost; None under the exact rules."""
+    tv: TvLedger | None = None
+    """What truncated residuals cost; None where none was asked for."""
 
     @property
     def completion_tokens(self) -> int:
@@ -141,8 +143,10 @@ class GenerationResult:
         }
         if self.relaxed is not None:
             facts["relaxed"] = _relaxed_facts(self.relaxed)
+        if self.tv is not None:
+            facts["tv"] = _tv_facts(self.tv)
         if counters.residual:
-            facts["residual"] = dict(counters.residual)
+            facts["residual"] = _residual_facts(counters)
         if self.logprobs:
             facts["logprobs"] = [
                 {"token": e.token, "logprob": e.logprob, "top": [list(t) for t in e.top]}
@@ -320,6 +324,24 @@ def _relaxed_facts(ledger: Ledger) -> dict[str, object]:
         "max_jsd": ledger.max_jsd,
         "budget": None if math.isinf(ledger.budget) else ledger.budget,
     }
+
+
+def _tv_facts(ledger: TvLedger) -> dict[str, object]:
+    """The report of an answer that asked for truncated residuals: with `spent` 0 it is exact."""
+    return {
+        "budget": None if math.isinf(ledger.budget) else ledger.budget,
+        "spent": ledger.spent,
+        "events": ledger.events,
+    }
+
+
+def _residual_facts(counters: Counters) -> dict[str, object]:
+    """Rejections by the step that ended them; what each step took, where there is a wire."""
+    facts: dict[str, object] = {"steps": dict(counters.residual)}
+    if counters.residual_down:
+        facts["bytes_up"] = dict(counters.residual_up)
+        facts["bytes_down"] = dict(counters.residual_down)
+    return facts
 
 
 class _Life:

@@ -32,10 +32,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
-
 from outrider.core.draft import Draft as CoreDraft
 from outrider.core.relaxation import Relaxation
+from outrider.core.residual import TopKReply
 from outrider.core.tokens import FinishReason, ParameterError, Rule
 from outrider.proto.connection import HEARTBEAT, Connection, Role, State
 from outrider.proto.errors import LocalError, RemoteError
@@ -57,6 +56,7 @@ from outrider.proto.messages import (
     Row,
     Steer,
     Tokens,
+    TopK,
     Verdict,
 )
 from outrider.session.cloud import StepPolicy
@@ -283,6 +283,7 @@ class EdgeClient:
         *,
         rule: Rule = Rule.COUPLED,
         relaxation: Relaxation | None = None,
+        reply: TopKReply | None = None,
         now: float,
         pilot: Pilot | None = None,
     ) -> int:
@@ -300,6 +301,7 @@ class EdgeClient:
             now=now,
             rule=rule,
             relaxation=relaxation,
+            reply=reply,
             retry_after=self._retry_after,
             pilot=pilot,
         )
@@ -542,6 +544,8 @@ class EdgeClient:
                     cloud_draft=live.plan.cloud_draft,
                     held=bool(sequence.tail),
                     relax=relax_to_wire(relaxation.policy, session.ledger) if relaxation else None,
+                    top_k_reply=session.reply.k,
+                    tv_left=session.tv.left,
                 )
             )
         except LocalError as error:
@@ -632,6 +636,8 @@ class EdgeClient:
                 step = session.on_tokens(message, now)
             case Proposals():
                 step, replies = session.on_proposals(message, now)
+            case TopK():
+                step, replies = session.on_top_k(message, now)
             case Row():
                 step, replies = session.on_row(message, now)
             case Marks():
@@ -651,9 +657,10 @@ class EdgeClient:
                 ids: tuple[int, ...] = (message.token,)
             case Tokens() | Proposals():
                 ids = message.tokens
+            case TopK(ids=listed) | Row(ids=tuple(listed)):
+                ids = listed[-1:]  # ascending
             case Row():
-                row = np.frombuffer(message.ids, dtype="<u4")  # a negative id is a huge one
-                ids = (int(row.max()),) if len(row) else ()
+                ids = (len(message.weights) // 4 - 1,)
             case _:
                 return
         if ids and max(ids) >= self._hello.vocab_size:

@@ -10,8 +10,8 @@ Rules:
    The first forward, the prefill, never waits: the first token needs no draft.
 4. How many pending drafts a forward judges: all of them, or as many as pay (`control.costs`),
    counting what the other sessions of the forward bring.
-5. Under the ratio rule a rejection opens a dialogue; no forward runs until it is closed.
-   Every draw has an address, so a repeated CORRECT gets a repeated answer (I4).
+5. Under the ratio rule a rejection opens a dialogue (session.dialogue); no forward runs until it
+   is closed. A repeated CORRECT gets a repeated answer (I4).
 6. The cloud trusts no field (I5): ids, positions, counts and probabilities are checked here.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,16 +29,10 @@ import numpy.typing as npt
 from outrider.control.costs import PrefixCurve
 from outrider.core import draft as core_draft
 from outrider.core.relaxed import RelaxedVerdict
+from outrider.core.residual import TopKReply
 from outrider.core.sparse import Sketch
 from outrider.core.tokens import FinishReason, Origin, ParameterError, Rule, TokenLogprob
 from outrider.core.tokens import Verdict as CoreVerdict
-from outrider.core.verify import (
-    MAX_PROPOSALS,
-    PROPOSAL_ROUNDS,
-    ResidualStep,
-    proposal_count,
-    propose,
-)
 from outrider.proto.digest import of_prefix
 from outrider.proto.errors import RemoteError
 from outrider.proto.messages import (
@@ -50,13 +44,12 @@ from outrider.proto.messages import (
     Logprobs,
     Marks,
     Message,
-    Proposals,
     Relaxed,
-    Row,
     Steer,
     Tokens,
     Verdict,
 )
+from outrider.session.dialogue import CloudDialogue
 from outrider.session.generation import Generation
 from outrider.session.verifier import Judgement, OpenRejection, Verifier
 
@@ -132,9 +125,11 @@ class CloudSession:
         window: int,
         now: float,
         held: bool = False,
+        reply: TopKReply | None = None,
     ) -> None:
         """`window`: most pending drafts held. `now`: seconds, when the session was opened.
-        `held`: no forward before the first draft frame (proto.messages.Open)."""
+        `held`: no forward before the first draft frame (proto.messages.Open). `reply`: how
+        rejections are to be answered, and what is left of the edge's budget for that."""
         self.number = number
         self.generation = generation
         self.policy = policy
@@ -159,7 +154,8 @@ class CloudSession:
         self._job_draft = core_draft.NO_DRAFT
         self._job_epoch = -1
         self._drafts_here = False
-        self._open: _Dialogue | None = None
+        self._open: CloudDialogue | None = None
+        self._reply = reply or TopKReply()
         # Log-probabilities told so far, for an edge that missed some: from `_told_from` on.
         self._told: list[TokenLogprob] = []
         self._told_from = generation.sequence.base
@@ -353,8 +349,17 @@ class CloudSession:
         draft = own_draft or self._job_draft
         outcome = self._verifier.judge(draft, rows, len(job.committed))
         if isinstance(outcome, OpenRejection):
-            self._open = _Dialogue(outcome, load, len(job.committed), draft)
-            return (self._proposals(self._open),)
+            self._open = CloudDialogue(
+                outcome,
+                draft,
+                start=len(job.committed),
+                epoch=self._job_epoch,
+                load=load,
+                seed=self.generation.params.seed,
+                vocab_size=self._vocab_size,
+                reply=self._reply,
+            )
+            return (self._open.first(self.number),)
         return self._commit(draft, outcome, load, own_draft=own_draft is not None)
 
     def abandon(self) -> None:
@@ -472,15 +477,21 @@ class CloudSession:
         dialogue = self._open
         if dialogue is None or frame.position != dialogue.position:
             return ()
-        if frame.token is not None:
-            return self._chosen(dialogue, frame.token, now)
-        dialogue.sent = max(dialogue.sent, min(frame.have, MAX_PROPOSALS * PROPOSAL_ROUNDS))
-        if frame.have >= MAX_PROPOSALS * (PROPOSAL_ROUNDS - 1) + 1:
-            return (self._row(dialogue),)
-        dialogue.round = 1
-        return (self._proposals(dialogue),)
+        if frame.token is None:
+            return (dialogue.more(frame),)
+        if frame.left is not None:
+            self._reply = self._poorer(frame.left)
+        return self._chosen(dialogue, frame.token, now)
 
-    def _chosen(self, dialogue: _Dialogue, token: int, now: float) -> tuple[Message, ...]:
+    def _poorer(self, left: float) -> TopKReply:
+        """The edge's budget after a charge. It says only how to begin the next dialogue, so a lie
+        costs the liar alone (I5); but a number it must be."""
+        try:
+            return replace(self._reply, budget=left)
+        except ParameterError as error:
+            raise RemoteError(Code.MALFORMED, str(error), self.number) from None
+
+    def _chosen(self, dialogue: CloudDialogue, token: int, now: float) -> tuple[Message, ...]:
         if token >= self._vocab_size:
             raise RemoteError(Code.MALFORMED, "correction outside the vocabulary", self.number)
         self._open = None
@@ -491,39 +502,6 @@ class CloudSession:
         # The edge committed the token itself: the cloud answers only what the edge cannot know.
         replies = self._commit(dialogue.draft, judgement, dialogue.load)
         return tuple(m for m in replies if isinstance(m, Done | Logprobs))
-
-    def _proposals(self, dialogue: _Dialogue) -> Proposals:
-        opened = dialogue.opened
-        start = dialogue.round * MAX_PROPOSALS
-        count = proposal_count(opened.rejection) if dialogue.round == 0 else MAX_PROPOSALS
-        batch = propose(
-            opened.p,
-            seed=self.generation.params.seed,
-            position=dialogue.position,
-            start=start,
-            count=count,
-        )
-        return Proposals(
-            session=self.number,
-            epoch=self._job_epoch,
-            start=dialogue.start,
-            drafted=opened.drafted,
-            accepted=opened.accepted,
-            first=start,
-            tokens=tuple(p.token for p in batch),
-            p=tuple(p.p for p in batch),
-            load=dialogue.load,
-        )
-
-    def _row(self, dialogue: _Dialogue) -> Row:
-        dialogue.round = PROPOSAL_ROUNDS
-        p = dialogue.opened.p
-        return Row(
-            session=self.number,
-            position=dialogue.position,
-            ids=p.ids.astype("<i4").tobytes(),
-            weights=p.weights.astype("<f4").tobytes(),
-        )
 
     # ---------------------------------------------------------------- resume
 
@@ -546,8 +524,7 @@ class CloudSession:
                 messages.append(self._marked([p for p in self._marks if start <= p < end]))
             messages.append(Tokens(session=self.number, start=start, tokens=committed[start:end]))
         if self._open is not None:
-            self._open.round = 0
-            messages.append(self._proposals(self._open))
+            messages.append(self._open.first(self.number))
         if self.generation.finish is not None:
             messages.append(self.done())
         elif self._job is None:
@@ -576,31 +553,6 @@ class CloudSession:
     def pending(self) -> int:
         """Drafts waiting to be judged."""
         return len(self._pending)
-
-
-class _Dialogue:
-    """A rejection whose residual is being drawn at the edge."""
-
-    __slots__ = ("draft", "load", "opened", "round", "sent", "start")
-
-    def __init__(
-        self, opened: OpenRejection, load: Load, start: int, draft: core_draft.Draft
-    ) -> None:
-        self.opened = opened
-        self.load = load
-        self.start = start
-        self.draft = draft
-        self.round = 0
-        self.sent = 0
-
-    @property
-    def position(self) -> int:
-        return self.opened.rejection.position
-
-    @property
-    def step(self) -> ResidualStep:
-        order = (ResidualStep.FIRST_PROPOSALS, ResidualStep.MORE_PROPOSALS, ResidualStep.FULL_ROW)
-        return order[min(self.round, len(order) - 1)]
 
 
 def _logprobs(session: int, start: int, entries: Sequence[TokenLogprob]) -> Logprobs:

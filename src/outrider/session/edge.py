@@ -19,20 +19,18 @@ Rules:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
-
-import numpy as np
+from typing import Final
 
 from outrider.core import draft as core_draft
-from outrider.core import rng
 from outrider.core.draft import StopRule
 from outrider.core.ledger import Ledger
 from outrider.core.relaxation import Relaxation, require_relaxation
+from outrider.core.residual import TopKReply, require_ratio
 from outrider.core.sampling import Distribution
 from outrider.core.sparse import Sketch
 from outrider.core.tokens import Origin, ParameterError, Rule, TokenLogprob
-from outrider.core.verify import Proposal, ResidualStep, choose, residual_draw
-from outrider.proto.codec import MAX_BLOCK
+from outrider.core.verify import ResidualStep, proposal_step
+from outrider.proto.codec import MAX_BLOCK, encode
 from outrider.proto.digest import DigestChain
 from outrider.proto.errors import RemoteError
 from outrider.proto.messages import (
@@ -40,7 +38,6 @@ from outrider.proto.messages import (
     Correct,
     Done,
     Draft,
-    Load,
     Logprobs,
     Marks,
     Message,
@@ -48,8 +45,10 @@ from outrider.proto.messages import (
     Relaxed,
     Row,
     Tokens,
+    TopK,
     Verdict,
 )
+from outrider.session.dialogue import Call, Choice, EdgeDialogue
 from outrider.session.generation import Generation, Round, Step
 from outrider.session.pilot import Judged, Pilot
 
@@ -113,15 +112,6 @@ class DraftJob:
     """May end the block early."""
 
 
-class _Rejected(NamedTuple):
-    """The rejection whose residual is being drawn (ratio rule)."""
-
-    start: int
-    drafted: int
-    accepted: int
-    load: Load
-
-
 class EdgeSession:
     """See the module docstring."""
 
@@ -136,10 +126,16 @@ class EdgeSession:
         relaxation: Relaxation | None = None,
         retry_after: float = RETRY_AFTER,
         pilot: Pilot | None = None,
+        reply: TopKReply | None = None,
     ) -> None:
-        """Under the ratio rule drafts carry q and keep their rows here; under the relaxed one,
-        which needs `relaxation`, they carry sketches."""
+        """Under the ratio rule drafts carry q and keep their rows here, and `reply` says how
+        rejections may be answered; under the relaxed one, which needs `relaxation`, they carry
+        sketches."""
         require_relaxation(rule, relaxation)
+        self.reply = reply or TopKReply()
+        require_ratio(rule, self.reply)
+        self.tv = self.reply.ledger
+        """What truncated residuals have cost, of the tokens committed here."""
         self.number = number
         self.generation = generation
         self.policy = policy
@@ -165,9 +161,9 @@ class EdgeSession:
         self._rows: list[tuple[float, Distribution]] = []
         self._progress = now
         self._logprobs: dict[int, TokenLogprob] = {}
-        self._awaited: tuple[int, ResidualStep] | None = None
+        self._dialogue: EdgeDialogue | None = None
+        self._awaited: Choice | None = None
         self._refused = False
-        self._dialogue = _Rejected(0, 0, 0, Load())
 
     # ---------------------------------------------------------------- drafting
 
@@ -431,7 +427,7 @@ class EdgeSession:
         awaited = self._awaited
         if awaited is None or frame.start != self.generation.sequence.base:
             return None
-        return self._commit_choice(*awaited, now)
+        return self._commit_choice(awaited, now)
 
     def on_done(self, frame: Done) -> None:
         """The cloud says the answer is complete: both sides must hold the same ids (I10)."""
@@ -474,81 +470,117 @@ class EdgeSession:
             self._pilot.dropped()
         self._refused = False
         self._awaited = None
+        self._dialogue = None
         return step
 
     # ---------------------------------------------------------------- residual dialogue
 
     def on_proposals(self, frame: Proposals, now: float) -> tuple[Step | None, tuple[Message, ...]]:
         """A draft was rejected (ratio rule): choose from the residual, or ask for more."""
-        position = frame.start + frame.accepted
-        if not self._in_dialogue(frame.start, frame.accepted, frame.epoch, now):
+        dialogue = self._begun(frame, now)
+        if dialogue is None:
             return None, ()
-        q = self._rows[frame.accepted][1]
-        batch = [Proposal(token=t, p=p) for t, p in zip(frame.tokens, frame.p, strict=True)]
-        seed = self.generation.params.seed
-        token = choose(batch, q, seed=seed, position=position, start=frame.first)
-        self._dialogue = _Rejected(frame.start, frame.drafted, frame.accepted, frame.load)
-        if token is None:
-            have = frame.first + len(batch)
-            return None, (Correct(session=self.number, position=position, have=have),)
-        step_name = (
-            ResidualStep.FIRST_PROPOSALS if frame.first == 0 else ResidualStep.MORE_PROPOSALS
-        )
-        return self._chosen(token, step_name, now)
+        return self._answer(frame, proposal_step(frame.first), dialogue.on_proposals(frame), now)
+
+    def on_top_k(self, frame: TopK, now: float) -> tuple[Step | None, tuple[Message, ...]]:
+        """The same, by the likeliest ids of p."""
+        if not self.reply.k:
+            raise RemoteError(Code.STATE, "a list nobody asked for", self.number)
+        dialogue = self._begun(frame, now)
+        if dialogue is None:
+            return None, ()
+        step = ResidualStep.LARGER_K if frame.first else ResidualStep.TOP_K
+        return self._answer(frame, step, dialogue.on_list(frame, self.tv), now)
 
     def on_row(self, frame: Row, now: float) -> tuple[Step | None, tuple[Message, ...]]:
         """The last resort: p itself."""
-        start, accepted = self._dialogue.start, self._dialogue.accepted
-        if frame.position != start + accepted or not self._in_dialogue(
-            start, accepted, self.generation.sequence.epoch, now
-        ):
+        dialogue = self._dialogue
+        if dialogue is None or frame.position != dialogue.position:
             return None, ()
-        ids = np.frombuffer(frame.ids, dtype="<i4").astype(np.int64)
-        weights = np.frombuffer(frame.weights, dtype="<f4").astype(np.float32)
-        if not len(ids) or (np.diff(ids) <= 0).any() or not np.isfinite(weights.max()):
-            raise RemoteError(Code.MALFORMED, "row of no valid distribution", self.number)
-        p = Distribution(ids, weights, rng.token_offsets(ids))
-        q = self._rows[accepted][1]
-        seed = self.generation.params.seed
-        token = residual_draw(p, q, seed=seed, position=frame.position)
-        return self._chosen(token, ResidualStep.FULL_ROW, now)
+        return self._answer(frame, ResidualStep.FULL_ROW, dialogue.on_row(frame), now)
 
-    def _in_dialogue(self, start: int, accepted: int, epoch: int, now: float) -> bool:
+    def _begun(self, frame: Proposals | TopK, now: float) -> EdgeDialogue | None:
+        """The dialogue that the frame is of; None: it is of one that has ended."""
         sequence = self.generation.sequence
-        if self._old(start, now) or self.generation.finish is not None:
-            return False
-        if epoch != sequence.epoch or accepted >= len(sequence.tail) or not self._needs_q:
+        if self._old(frame.start, now) or self.generation.finish is not None:
+            return None
+        sent = frame.epoch == sequence.epoch and frame.accepted < len(sequence.tail)
+        if not sent or not self._needs_q:
             raise RemoteError(Code.STATE, "rejection of a draft that was never sent", self.number)
-        return True
+        known = self._dialogue
+        if known is None or known.accepted != frame.accepted:
+            known = self._dialogue = EdgeDialogue(
+                start=frame.start,
+                drafted=frame.drafted,
+                accepted=frame.accepted,
+                load=frame.load,
+                q=self._rows[frame.accepted][1],
+                seed=self.generation.params.seed,
+            )
+        # A verifier that rebuilt the session may have judged a longer block.
+        known.drafted, known.load = frame.drafted, frame.load
+        return known
 
-    def _chosen(
-        self, token: int, how: ResidualStep, now: float
+    def _answer(
+        self,
+        frame: Proposals | TopK | Row,
+        step: ResidualStep,
+        found: Choice | Call | None,
+        now: float,
     ) -> tuple[Step | None, tuple[Message, ...]]:
-        position = self.generation.sequence.base + self._dialogue.accepted
-        answer = Correct(session=self.number, position=position, token=token)
+        """Say what came of a frame of the dialogue, and count what both took."""
+        dialogue = self._dialogue
+        assert dialogue is not None, "a frame was judged in it"
+        if found is None:
+            return None, ()
+        if isinstance(found, Call):
+            answer = Correct(
+                session=self.number,
+                position=dialogue.position,
+                have=found.have,
+                listed=found.listed,
+            )
+        else:
+            answer = self._correct(dialogue, found)
+        self.generation.counters.exchanged(
+            step.value, down=len(encode(frame)), up=len(encode(answer))
+        )
+        if isinstance(found, Call):
+            return None, (answer,)
         if self.generation.params.logprobs is not None:
             # They are the target's, so the cloud tells them once it knows the token: until then
             # nothing is shown, or tokens and log-probabilities would part.
-            self._awaited = (token, how)
+            self._awaited = found
             return None, (answer,)
-        return self._commit_choice(token, how, now), (answer,)
+        return self._commit_choice(found, now), (answer,)
 
-    def _commit_choice(self, token: int, how: ResidualStep, now: float) -> Step:
+    def _correct(self, dialogue: EdgeDialogue, choice: Choice) -> Correct:
+        left = self.tv.charged(choice.charge).left if choice.charge else None
+        return Correct(
+            session=self.number, position=dialogue.position, token=choice.token, left=left
+        )
+
+    def _commit_choice(self, choice: Choice, now: float) -> Step:
         """The token drawn from the residual takes its place."""
-        start, drafted, accepted, load = self._dialogue
-        sequence = self.generation.sequence
-        tokens = (*sequence.tail[:accepted], token)
-        step = self._commit(tokens, (*[Origin.DRAFT] * accepted, Origin.CORRECTION))
+        dialogue = self._dialogue
+        assert dialogue is not None, "a choice is made in one"
+        accepted = dialogue.accepted
+        tokens = (*self.generation.sequence.tail[:accepted], choice.token)
+        last = Origin.TRUNCATED if choice.charge else Origin.CORRECTION
+        step = self._commit(tokens, (*[Origin.DRAFT] * accepted, last))
+        kept = len(step.tokens)
+        if kept > accepted:  # else an end came before it, and nobody sees it
+            self.tv = self.tv.charged(choice.charge)
         self.generation.count(
-            drafted=drafted, accepted=accepted, kept=len(step.tokens), residual=how.value
+            drafted=dialogue.drafted, accepted=accepted, kept=kept, residual=choice.step.value
         )
         judged = Judged(
-            start=start,
-            drafted=drafted,
+            start=dialogue.start,
+            drafted=dialogue.drafted,
             accepted=accepted,
             strict=accepted,
-            tokens=len(step.tokens),
-            load=load,
+            tokens=kept,
+            load=dialogue.load,
         )
         return self._judged(judged, step, now)
 
@@ -567,10 +599,9 @@ class EdgeSession:
         self._sent = 0
         self._asked = None
         frames = self.unsent(now)
-        if self._awaited is None:
+        if self._awaited is None or self._dialogue is None:
             return frames
-        position = self.generation.sequence.base + self._dialogue.accepted
-        return (*frames, Correct(session=self.number, position=position, token=self._awaited[0]))
+        return (*frames, self._correct(self._dialogue, self._awaited))
 
     @property
     def prefix_digest(self) -> bytes:

@@ -92,6 +92,10 @@ class Counters:
     """Committed tokens that stand although the target chose others."""
     residual: dict[str, int] = field(default_factory=dict)
     """Rejections by the step of the residual dialogue that ended them."""
+    residual_down: dict[str, int] = field(default_factory=dict)
+    """Bytes of the cloud's frames, by the step they were; counted at an edge."""
+    residual_up: dict[str, int] = field(default_factory=dict)
+    """Bytes of the edge's answers, by the step they answer."""
 
     def add(
         self, *, judged: int, accepted: int, near_ties: int = 0, residual: str | None = None
@@ -109,6 +113,11 @@ class Counters:
         self.near_ties += near_ties
         if residual is not None:
             self.residual[residual] = self.residual.get(residual, 0) + 1
+
+    def exchanged(self, step: str, *, down: int, up: int) -> None:
+        """One frame of the residual dialogue and the answer to it, in bytes."""
+        self.residual_down[step] = self.residual_down.get(step, 0) + down
+        self.residual_up[step] = self.residual_up.get(step, 0) + up
 
     @property
     def acceptance(self) -> float | None:

@@ -49,7 +49,7 @@ from outrider.proto.messages import (
 from outrider.session.cloud import CloudSession, StepPolicy, Take, VerifyJob
 from outrider.session.generation import Generation, TextStream
 from outrider.session.verifier import Verifier
-from outrider.session.wire import from_wire, relax_from_wire
+from outrider.session.wire import from_wire, relax_from_wire, reply_from_wire
 
 MAX_CLOUD_DRAFT: Final = 64
 """Most drafts a block that a co-located session may ask for."""
@@ -287,6 +287,7 @@ class CloudService:
             raise self._full(number)
         params, rule, policy, take = self._checked(message)
         relax = self._relaxation(message, rule)
+        reply = reply_from_wire(message, rule)
         generation = self._generation(message, params)
         verifier = Verifier(
             params,
@@ -309,6 +310,7 @@ class CloudService:
             window=config.max_window,
             now=now,
             held=message.held,
+            reply=reply,
         )
         session.restore(message.committed)
         if previous is not None:

@@ -7,9 +7,10 @@ import math
 from outrider.core.divergence import Divergence
 from outrider.core.ledger import Ledger
 from outrider.core.relaxed import Policy, RelaxedRule
-from outrider.core.tokens import ParameterError, SamplingParams
+from outrider.core.residual import TopKReply, require_ratio
+from outrider.core.tokens import ParameterError, Rule, SamplingParams
 from outrider.proto.errors import RemoteError
-from outrider.proto.messages import Code, Relax, Sampling
+from outrider.proto.messages import Code, Open, Relax, Sampling
 
 
 def to_wire(params: SamplingParams) -> Sampling:
@@ -77,3 +78,14 @@ def relax_from_wire(relax: Relax, session: int) -> tuple[Policy, Ledger]:
     except ValueError as error:  # ParameterError is one
         raise RemoteError(Code.PARAMETER, str(error), session) from None
     return policy, ledger
+
+
+def reply_from_wire(message: Open, rule: Rule) -> TopKReply:
+    """How rejections are to be answered, checked (I5); its budget is what is left of the edge's.
+    Raises RemoteError naming what is out of range."""
+    try:
+        reply = TopKReply(k=message.top_k_reply, budget=message.tv_left)
+        require_ratio(rule, reply)
+    except ParameterError as error:
+        raise RemoteError(Code.PARAMETER, str(error), message.session) from None
+    return reply
