@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from laws import ALARM, fit
+from outrider.core import verify
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.engines.toy import table_law
 from outrider.proto.codec import decode, encode
@@ -342,8 +343,9 @@ def test_ratio_replays_the_same_answer(schedule: Schedule):
     assert full_rows == 0 or schedule is not Schedule.CLOUD_ONLY
 
 
-def test_the_full_row_is_the_last_resort_and_exact():
-    """Draft and target nearly alike: proposals fail mostly, and the row decides."""
+def test_the_full_row_is_the_last_resort_and_exact(monkeypatch: pytest.MonkeyPatch):
+    """Draft and target nearly alike: few proposals fail mostly, and the row decides."""
+    monkeypatch.setattr(verify, "PROPOSAL_BATCHES", (4, 4))
     p, q = (0.26, 0.25, 0.25, 0.24), (0.24, 0.25, 0.25, 0.26)
     seen, rows = Counter[int](), 0
     w = World(table_law(p, 4), table_law(q, 4), vocab_size=4)

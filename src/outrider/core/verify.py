@@ -152,11 +152,11 @@ def batch_at(rejection: Rejection, batch: int) -> tuple[int, int]:
     return start, PROPOSAL_BATCHES[batch] if batch else proposal_count(rejection)
 
 
-def batch_after(have: int) -> int:
-    """The batch to send to an edge that judged the proposals before index `have`;
-    len(PROPOSAL_BATCHES): none is left, the row is due."""
-    ends = itertools.accumulate((0, *PROPOSAL_BATCHES))
-    return min(sum(end < have for end in ends), len(PROPOSAL_BATCHES))
+def batch_after(have: int) -> int | None:
+    """The batch to send to an edge that judged the proposals before index `have`; None: there is
+    no further one, the row is due."""
+    batch = sum(end < have for end in itertools.accumulate((0, *PROPOSAL_BATCHES)))
+    return batch if batch < len(PROPOSAL_BATCHES) else None
 
 
 def propose(

@@ -34,7 +34,6 @@ from outrider.core.residual import (
 )
 from outrider.core.sampling import Distribution, RowError
 from outrider.core.verify import (
-    PROPOSAL_BATCHES,
     Proposal,
     ResidualStep,
     batch_after,
@@ -106,9 +105,9 @@ class CloudDialogue:
         if call.listed:
             return self._further(call.session, call.listed)
         batch = batch_after(call.have)
-        if batch < len(PROPOSAL_BATCHES):
-            return self._proposals(call.session, batch)
-        return self._row(call.session)
+        if batch is None:
+            return self._row(call.session)
+        return self._proposals(call.session, batch)
 
     def _further(self, session: int, known: int) -> TopK:
         end = next_end(known)
