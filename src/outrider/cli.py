@@ -22,11 +22,13 @@ try:
     from outrider.commands.demo import demo
     from outrider.commands.distill import distill
     from outrider.commands.doctor import doctor
+    from outrider.commands.edge import edge
     from outrider.commands.generate import generate
     from outrider.commands.inertia import inertia
     from outrider.commands.load import load
     from outrider.commands.pull import pull
     from outrider.commands.record import record
+    from outrider.commands.serve import serve
     from outrider.commands.version import version
 except KeyboardInterrupt:  # Ctrl-C while Python still imports, which takes longest of all
     sys.exit(130)
@@ -41,7 +43,9 @@ app = typer.Typer(
 for command in (
     generate,
     demo,
+    serve,
     cloud,
+    edge,
     pull,
     distill,
     calibrate,

@@ -28,7 +28,8 @@ from outrider.commands.options import (
 from outrider.runtime.process import LISTENING
 
 
-def _address(listen: str) -> tuple[str, int]:
+def address(listen: str) -> tuple[str, int]:
+    """HOST:PORT of --listen. Raises CommandError."""
     host, colon, port = listen.rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise CommandError(f"--listen takes HOST:PORT, got {listen!r}")
@@ -131,7 +132,7 @@ def cloud(
     from outrider.runtime.cloud import CloudConfig
     from outrider.runtime.listening import tls_context
 
-    host, port = _address(listen)
+    host, port = address(listen)
     if math.isnan(drain):
         raise CommandError("--drain is a number of seconds")
     specs.refuse_bare("--model", model)

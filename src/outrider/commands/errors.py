@@ -29,10 +29,14 @@ USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[2]
 """click's base of all usage errors. Found, not imported: typer carries click inside itself in
 some versions and depends on it in others."""
 
-OPTIONAL: Final = frozenset(
-    {"torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate", "jinja2"}
-)
-"""Top-level modules that the extra `torch` brings (pyproject.toml)."""
+_BROUGHT_BY: Final = {
+    "torch": "torch transformers tokenizers safetensors gguf accelerate jinja2",
+    "gateway": "fastapi starlette pydantic uvicorn prometheus_client",
+}
+OPTIONAL: Final = {
+    module: extra for extra, modules in _BROUGHT_BY.items() for module in modules.split()
+}
+"""Top-level modules to the extra that brings them (pyproject.toml)."""
 
 OWN_FAULT: Final = frozenset(
     {Code.UNAUTHORIZED, Code.VOCABULARY, Code.PARAMETER, Code.CONTEXT, Code.TOO_LARGE}
@@ -56,8 +60,9 @@ def describe(error: Exception) -> tuple[str, int] | None:
         case CommandError() | EngineError():
             return _one_line(str(error)), BAD_INPUT
         case ModuleNotFoundError(name=str(name)) if name.split(".")[0] in OPTIONAL:
-            fix = 'pip install "outrider[torch]"'
-            return f"{name.split('.')[0]} is not installed: {fix}", BAD_INPUT
+            module = name.split(".")[0]
+            fix = f'pip install "outrider[{OPTIONAL[module]}]"'
+            return f"{module} is not installed: {fix}", BAD_INPUT
         case LinkError():
             return f"--link: {_one_line(str(error))}", BAD_INPUT
         case CloudError():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import ipaddress
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -69,3 +71,35 @@ def token_lines(path: Path) -> list[tuple[int, str, str]]:
 def hash_token(token: str) -> str:
     # A header may hold bytes that are no text; they are nobody's token, not an error.
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def tenant_of(headers: Sequence[str], tokens: Mapping[str, str]) -> str | None:
+    """Whom a request's Authorization headers stand for; None: nobody. `tokens`: SHA-256 (hex) of a
+    token to its owner. Compared in constant time."""
+    scheme, _, token = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
+    if scheme.lower() != "bearer" or not token.strip():
+        return None
+    offered = hash_token(token.strip())
+    found = None
+    for known, name in tokens.items():
+        if hmac.compare_digest(known, offered):
+            found = name
+    return found
+
+
+def require_safe(
+    host: str,
+    *,
+    tokens: Mapping[str, str],
+    encrypted: bool,
+    insecure: bool,
+    option: str = "--token-file",
+) -> None:
+    """Raises ConfigurationError for a server that other hosts could reach without login and TLS.
+    `option`: the one that names its token file."""
+    if insecure or is_loopback(host) or (tokens and encrypted):
+        return
+    raise ConfigurationError(
+        f"listening on {host} needs {option} and --tls-cert/--tls-key; "
+        "use 127.0.0.1, or --insecure on a network you trust"
+    )

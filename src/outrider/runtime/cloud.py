@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import http
 import logging
 import math
@@ -36,7 +35,7 @@ from outrider.proto.codec import MAX_FRAME_BYTES
 from outrider.proto.connection import HEARTBEAT, Connection, Role, SilentPeerError
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits
-from outrider.runtime.access import ConfigurationError, hash_token, is_loopback
+from outrider.runtime.access import ConfigurationError, require_safe, tenant_of
 from outrider.runtime.discreet import discreet
 from outrider.runtime.listening import MAX_CONNECTIONS, OPEN_TIMEOUT_S, Guest, tls_context
 from outrider.runtime.worker import EngineThread, Timed
@@ -109,13 +108,12 @@ class CloudConfig:
             raise ConfigurationError(f"the pace is a number of seconds from 0, got {self.pace}")
         if (self.certificate is None) != (self.private_key is None):
             raise ConfigurationError("TLS needs both --tls-cert and --tls-key")
-        if self.insecure or is_loopback(self.host):
-            return
-        if not self.tokens or self.certificate is None:
-            raise ConfigurationError(
-                f"listening on {self.host} needs --token-file and --tls-cert/--tls-key; "
-                "use 127.0.0.1, or --insecure on a network you trust"
-            )
+        require_safe(
+            self.host,
+            tokens=self.tokens,
+            encrypted=self.certificate is not None,
+            insecure=self.insecure,
+        )
 
 
 class CloudServer:
@@ -250,19 +248,10 @@ class CloudServer:
         return None
 
     def _tenant(self, headers: Sequence[str]) -> str | None:
-        """The tenant a request's login headers stand for; None: nobody. Compared in constant
-        time."""
+        """The tenant a request's login headers stand for; None: nobody."""
         if not self.config.tokens:
             return "default"
-        scheme, _, token = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
-        if scheme.lower() != "bearer" or not token.strip():
-            return None
-        offered = hash_token(token.strip())
-        found = None
-        for known, name in self.config.tokens.items():
-            if hmac.compare_digest(known, offered):
-                found = name
-        return found
+        return tenant_of(headers, self.config.tokens)
 
     # ---------------------------------------------------------------- one peer
 

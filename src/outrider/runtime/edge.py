@@ -423,7 +423,7 @@ class EdgeRuntime:
         generation = Generation(
             request.prompt_ids,
             request.params,
-            context_length=self._context_of_peer(),
+            context_length=self.context_length,
             eos=self.tokenizer.eos_token_ids,
             text=self.tokenizer.text_stream(),
         )
@@ -543,7 +543,29 @@ class EdgeRuntime:
         if drafts is not None and not self._closed:
             self._spawn(self._engine.chore(lambda: self._close_all([drafts])), "close-drafts")
 
-    def _context_of_peer(self) -> int:
+    @property
+    def connected(self) -> bool:
+        """The cloud has greeted on the link in use."""
+        return self._socket is not None and self.peer is not None
+
+    @property
+    def link(self) -> LinkUse:
+        """What went over the link since this edge began."""
+        return self._use_since(_Use(), 0)
+
+    def _use_since(self, before: _Use, reconnects: int) -> LinkUse:
+        use = self._use
+        return LinkUse(
+            payload_up=use.payload_up - before.payload_up,
+            payload_down=use.payload_down - before.payload_down,
+            bytes_up=use.bytes_up - before.bytes_up,
+            bytes_down=use.bytes_down - before.bytes_down,
+            reconnects=self._client.tally.reconnects - reconnects,
+        )
+
+    @property
+    def context_length(self) -> int:
+        """Most ids of a request, prompt and answer together, as far as is known."""
         return min(self._context, self.peer.context_length) if self.peer else self._context
 
     def failure(self, failed: Failed) -> CloudError:
@@ -794,6 +816,16 @@ class EdgeStream:
             raise RuntimeError("the answer is still running: iterate it or close it first")
         return self._result
 
+    @property
+    def unread(self) -> int:
+        """Steps that wait to be taken."""
+        return self._running.steps.qsize()
+
+    @property
+    def link(self) -> LinkUse:
+        """What went over the link since this answer began."""
+        return self._runtime._use_since(self._before, self._reconnects)
+
     def _note(self, step: Step) -> None:
         self._marks.append((time.monotonic(), len(step.tokens)))
         self._texts.append(step.text)
@@ -803,7 +835,6 @@ class EdgeStream:
     def _summary(self, *, confirmed: bool) -> EdgeResult:
         runtime, request = self._runtime, self._running.request
         sequence = self._generation.sequence
-        use, before = runtime._use, self._before
         peer = runtime.peer
         result = GenerationResult(
             text="".join(self._texts),
@@ -824,13 +855,7 @@ class EdgeStream:
         return EdgeResult(
             generation=result,
             schedule=request.schedule,
-            link=LinkUse(
-                payload_up=use.payload_up - before.payload_up,
-                payload_down=use.payload_down - before.payload_down,
-                bytes_up=use.bytes_up - before.bytes_up,
-                bytes_down=use.bytes_down - before.bytes_down,
-                reconnects=runtime._client.tally.reconnects - self._reconnects,
-            ),
+            link=self.link,
             origins=tuple(self._origins),
             wasted=self._machine.wasted,
             confirmed=confirmed,

@@ -1,0 +1,183 @@
+"""`outrider edge`: OpenAI's API on this machine, the target somewhere else."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.commands import gateway, remote
+from outrider.commands.gateway import (
+    DEFAULT_LISTEN,
+    Answers,
+    Back,
+    Certificate,
+    Drain,
+    Front,
+    KeyFile,
+    Listen,
+    Names,
+    Origins,
+    Patience,
+    PrivateKey,
+    Waiting,
+)
+from outrider.commands.options import (
+    DEFAULT_DRAFT_LENGTH,
+    DEFAULT_TARGET,
+    NETWORK,
+    SPECULATION,
+    Device,
+    Draft,
+    DraftLength,
+    ScheduleOption,
+    Target,
+    Threads,
+    Window,
+)
+from outrider.session.schedules import DEFAULT_WINDOW, Schedule
+
+
+def edge(
+    cloud: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="The verifier at ws://HOST:PORT or wss://HOST:PORT (outrider cloud).",
+            show_default=False,
+            rich_help_panel=NETWORK,
+        ),
+    ],
+    listen: Listen = DEFAULT_LISTEN,
+    target: Target = DEFAULT_TARGET,
+    draft: Draft = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    schedule: ScheduleOption = Schedule.FREERUN,
+    controller: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Who says how many guesses (docs/controllers.md), unless a request says.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = "fixed",
+    draft_length: DraftLength = DEFAULT_DRAFT_LENGTH,
+    window: Window = DEFAULT_WINDOW,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            help="What outrider calibrate wrote, for the controller credit.",
+            show_default=False,
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Shape the link in user space: rtt=50ms,up=1mbit,...",
+            show_default=False,
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Bearer token for the cloud; or set OUTRIDER_TOKEN.",
+            show_default=False,
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Trust this certificate authority (PEM) for wss://.",
+            show_default=False,
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    api_key_file: KeyFile = None,
+    tls_cert: Certificate = None,
+    tls_key: PrivateKey = None,
+    model_name: Names = None,
+    cors_origin: Origins = None,
+    max_answers: Answers = 64,
+    max_waiting: Waiting = 256,
+    give_up: Patience = 30.0,
+    drain: Drain = 30.0,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            metavar="",
+            help="Allow what is unencrypted: other hosts here without keys and TLS, the token over "
+            "ws://.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = False,
+) -> None:
+    """Serve OpenAI's API here, with a draft model beside it; the target is behind --cloud.
+
+    Any client of OpenAI's API works: give it http://127.0.0.1:8000/v1 as its base URL, and any
+    key where none is set here. Same seed, same text, whatever drafts and however far the cloud.
+
+    Examples:
+
+    ```
+    outrider edge --cloud ws://127.0.0.1:8765
+    outrider edge --cloud wss://gpu.example:8765 --token-file token --draft large
+    outrider edge --cloud ws://127.0.0.1:8765 --listen 127.0.0.1:9000 --api-key-file keys
+    ```
+    """
+    from outrider.core.link import parse_link
+    from outrider.runtime.edge import EdgeConfig
+    from outrider.runtime.shaping import load_trace
+
+    gateway.refuse_bare(target, draft)
+    config = EdgeConfig(
+        url=cloud,
+        token=remote.bearer_token(token_file),
+        ca_file=str(ca_file) if ca_file else None,
+        link=None if link is None else parse_link(link, load=load_trace),
+        give_up=give_up,
+        insecure=insecure,
+    )
+    back = Back(
+        target=target,
+        draft=draft,
+        device=device,
+        threads=threads,
+        manner=gateway.manner(
+            schedule=schedule if draft_length else Schedule.CLOUD_ONLY,
+            controller=controller,
+            draft_length=draft_length or DEFAULT_DRAFT_LENGTH,
+            window=window,
+            calibration=calibration,
+        ),
+    )
+    front = Front(
+        listen=listen,
+        key_file=api_key_file,
+        certificate=tls_cert,
+        private_key=tls_key,
+        names=tuple(model_name or ()),
+        origins=tuple(cors_origin or ()),
+        answers=max_answers,
+        waiting=max_waiting,
+        drain=drain,
+        insecure=insecure,
+    ).checked(target)
+    remote.must_resolve(config.url)
+    vocabulary, drafter = back.load()
+    asyncio.run(gateway.run(config, front, back, vocabulary, drafter))

@@ -1,0 +1,169 @@
+"""`outrider serve`: verifier and gateway in one command, for one machine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Final
+
+import typer
+
+from outrider.commands import console, gateway, models
+from outrider.commands.errors import CommandError
+from outrider.commands.gateway import (
+    DEFAULT_LISTEN,
+    Answers,
+    Back,
+    Certificate,
+    Checked,
+    Drain,
+    Front,
+    KeyFile,
+    Listen,
+    Names,
+    Origins,
+    PrivateKey,
+    Waiting,
+)
+from outrider.commands.options import (
+    DEFAULT_DRAFT_LENGTH,
+    DEFAULT_TARGET,
+    MODELS,
+    NETWORK,
+    SPECULATION,
+    Device,
+    Draft,
+    DraftLength,
+    Dtype,
+    DtypeOption,
+    ScheduleOption,
+    Target,
+    Threads,
+    Window,
+)
+from outrider.session.schedules import DEFAULT_WINDOW, Schedule
+
+DRAFT_THREADS: Final = 1
+"""The draft is small; the other cores are the target's."""
+
+
+def serve(
+    target: Target = DEFAULT_TARGET,
+    draft: Draft = None,
+    listen: Listen = DEFAULT_LISTEN,
+    dtype: DtypeOption = Dtype.AUTO,
+    device: Device = "auto",
+    threads: Threads = None,
+    schedule: ScheduleOption = Schedule.FREERUN,
+    controller: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Who says how many guesses (docs/controllers.md), unless a request says.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = "fixed",
+    draft_length: DraftLength = DEFAULT_DRAFT_LENGTH,
+    window: Window = DEFAULT_WINDOW,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Put a shaped link between the two, as if the target were far away: rtt=50ms,...",
+            show_default=False,
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    target_pace: Annotated[
+        float,
+        typer.Option(
+            metavar="MS",
+            min=0.0,
+            max=60_000.0,
+            help="Add this many ms to every forward of the target, standing for a larger one.",
+            rich_help_panel=MODELS,
+        ),
+    ] = 0.0,
+    api_key_file: KeyFile = None,
+    tls_cert: Certificate = None,
+    tls_key: PrivateKey = None,
+    model_name: Names = None,
+    cors_origin: Origins = None,
+    max_answers: Answers = 64,
+    max_waiting: Waiting = 256,
+    drain: Drain = 30.0,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            metavar="",
+            help="Allow other hosts without keys and TLS.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = False,
+) -> None:
+    """Serve OpenAI's API on this machine alone: the target in a process of its own, the draft and
+    the API in this one. To have them on two machines: outrider cloud there, outrider edge here.
+
+    Examples:
+
+    ```
+    outrider serve
+    outrider serve --target ./my-model --draft lookup --listen 127.0.0.1:9000
+    outrider serve --link rtt=50ms --target-pace 30
+    ```
+    """
+    from outrider.core.link import parse_link
+    from outrider.runtime.shaping import load_trace, usable
+
+    gateway.refuse_bare(target, draft)
+    shaped = None if link is None else parse_link(link, load=load_trace)
+    if shaped is not None:
+        usable(shaped)
+    name = models.default_draft(target) if draft is None else draft
+    back = Back(
+        target=target,
+        draft=name,
+        device=device,
+        threads=DRAFT_THREADS,
+        manner=gateway.manner(
+            schedule=schedule if draft_length else Schedule.CLOUD_ONLY,
+            controller=controller,
+            draft_length=draft_length or DEFAULT_DRAFT_LENGTH,
+            window=window,
+            calibration=None,
+        ),
+    )
+    front = Front(
+        listen=listen,
+        key_file=api_key_file,
+        certificate=tls_cert,
+        private_key=tls_key,
+        names=tuple(model_name or ()),
+        origins=tuple(cors_origin or ()),
+        answers=max_answers,
+        waiting=max_waiting,
+        drain=drain,
+        insecure=insecure,
+    ).checked(target)
+    arguments = ["--model", target, "--draft", name, "--dtype", dtype.value, "--device", device]
+    arguments += ["--target-pace", str(target_pace)]
+    arguments += [] if threads is None else ["--threads", str(threads)]
+    asyncio.run(_serve(arguments, shaped, front, back))
+
+
+async def _serve(arguments: list[str], link: Any, front: Checked, back: Back) -> None:
+    from outrider.runtime.edge import EdgeConfig
+    from outrider.runtime.process import CloudProcess, CloudProcessError
+
+    cloud = CloudProcess(arguments)
+    try:
+        with console.waiting(f"starting a verifier with {back.target}"):
+            await cloud.start()
+    except CloudProcessError as error:
+        raise CommandError(f"the verifier did not start: {error}") from None
+    try:
+        vocabulary, drafter = back.load()
+        edge = EdgeConfig(url=cloud.url, link=link)
+        await gateway.run(edge, front, back, vocabulary, drafter, cloud_ended=cloud.wait)
+    finally:
+        await cloud.stop()

@@ -1,0 +1,91 @@
+"""A request's answers as one stream of rounds; leaving it cancels all of them on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from outrider.gateway.errors import ApiError
+from outrider.runtime.edge import EdgeRequest, EdgeResult, EdgeRuntime, EdgeStream
+from outrider.session.generation import Step
+
+MAX_UNREAD: Final = 2048
+"""Rounds that a client may be behind. Another client is never held up by it, but memory is: past
+this the answer is given up (field case 31)."""
+HELD_BACK: Final = 64
+"""Rounds of several answers that wait to be written, before each answer waits by itself."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer."""
+
+    index: int
+    request: EdgeRequest
+    stream: EdgeStream | None = None
+    """Once it was asked for."""
+
+    @property
+    def result(self) -> EdgeResult:
+        assert self.stream is not None, "the answer was not asked for"
+        return self.stream.result
+
+    async def steps(self, runtime: EdgeRuntime) -> AsyncIterator[tuple[Choice, Step | None]]:
+        """Ask, hand out rounds as they come, and None behind the last. Raises CloudError,
+        ParameterError; ApiError for a reader that stays too far behind."""
+        self.stream = await runtime.stream(self.request)
+        try:
+            async with aclosing(aiter(self.stream)) as steps:  # type: ignore[type-var]
+                async for step in steps:
+                    yield self, step
+                    if self.stream.unread > MAX_UNREAD:
+                        raise ApiError(
+                            408, "the client reads too slowly", code="slow_reader", kind="timeout"
+                        )
+            yield self, None
+        finally:
+            self.stream.close()
+
+
+async def merged(
+    choices: Sequence[Choice], runtime: EdgeRuntime
+) -> AsyncIterator[tuple[Choice, Step | None]]:
+    """The rounds of all answers, each in its order. Raises what the first to fail raises."""
+    if len(choices) == 1:
+        async with aclosing(choices[0].steps(runtime)) as steps:  # type: ignore[type-var]
+            async for item in steps:
+                yield item
+        return
+    queue: asyncio.Queue[tuple[Choice, Step | None] | BaseException] = asyncio.Queue(HELD_BACK)
+    tasks = [
+        asyncio.create_task(_feed(choice, runtime, queue), name=f"outrider-choice-{choice.index}")
+        for choice in choices
+    ]
+    running = len(tasks)
+    try:
+        while running:
+            told = await queue.get()
+            if isinstance(told, BaseException):
+                raise told
+            running -= told[1] is None
+            yield told
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _feed(
+    choice: Choice,
+    runtime: EdgeRuntime,
+    queue: asyncio.Queue[tuple[Choice, Step | None] | BaseException],
+) -> None:
+    try:
+        async with aclosing(choice.steps(runtime)) as steps:  # type: ignore[type-var]
+            async for item in steps:
+                await queue.put(item)
+    except Exception as error:  # noqa: BLE001 - it is raised where the answer is read
+        await queue.put(error)

@@ -1,0 +1,91 @@
+"""The application on a socket, with uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any, Final
+
+import uvicorn
+
+MAX_CONNECTIONS: Final = 1024
+"""Sockets at once; the next one gets a plain 503."""
+IDLE_S: Final = 30.0
+"""Seconds for which a connection may stay open between two requests."""
+
+
+class _Server(uvicorn.Server):
+    """Signals are the command's business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class GatewayServer:
+    """`async with GatewayServer(app, host, port) as server: server.port`."""
+
+    def __init__(
+        self,
+        app: Any,
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        drain: float = 0.0,
+    ) -> None:
+        """`drain`: seconds for which running answers may go on when it stops."""
+        self._address = (host, port)
+        self._tls = tls
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="critical",  # its errors quote what a client sent; ours say enough
+                access_log=False,
+                server_header=False,
+                limit_concurrency=MAX_CONNECTIONS,
+                timeout_keep_alive=int(IDLE_S),
+                timeout_graceful_shutdown=drain,  # type: ignore[arg-type]
+                ssl_context_factory=None if tls is None else lambda _config, _default: tls,
+            )
+        )
+        self._serving: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def __aenter__(self) -> GatewayServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when the address is taken."""
+        host, port = self._address
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+        self.port = int(listening.getsockname()[1])
+        self._serving = asyncio.create_task(
+            self._server.serve(sockets=[listening]), name="outrider-gateway"
+        )
+        while not self._server.started and not self._serving.done():
+            await asyncio.sleep(0.001)
+        if self._serving.done():
+            self._serving.result()
+
+    def hurry(self) -> None:
+        """Do not wait for running answers."""
+        self._server.should_exit = self._server.force_exit = True
+
+    async def stop(self) -> None:
+        """No new requests; running ones have their time, then they are cut. Safe to call twice."""
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving

@@ -1,0 +1,206 @@
+"""Rounds of an answer to server-sent events, or to one object.
+
+A chunk is one token, so that who counts chunks counts tokens; with details it is one round, which
+says of each token who wrote it (docs/api.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from outrider.core.tokens import FinishReason, TokenLogprob
+from outrider.engines.tokenizer import Tokenizer
+from outrider.gateway.answers import Choice
+from outrider.gateway.shapes import Head, Shape, usage
+from outrider.gateway.wishes import Wishes
+from outrider.runtime.edge import EdgeResult
+from outrider.session.generation import Step
+
+DONE: Final = b"data: [DONE]\n\n"
+_SUMMARY_LEAVES_OUT: Final = frozenset({"text", "logprobs", "token_ids", "origins"})
+"""Of an account: what the stream itself has said."""
+
+
+def event(value: object) -> bytes:
+    """One server-sent event. JSON writes line ends as \\n, so a value is always one line."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a choice has come."""
+
+    tokens: int = 0
+    text: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+class Teller:
+    """Tells the answers of one request, in the words of its endpoint."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        head: Head,
+        wishes: Wishes,
+        tokenizer: Tokenizer,
+        choices: Sequence[Choice],
+        prompts: Sequence[Sequence[int]],
+    ) -> None:
+        self._shape = shape
+        self._head = head
+        self._wishes = wishes
+        self._tokenizer = tokenizer
+        self._choices = choices
+        self._prompts = prompts
+        self._progress = {choice.index: _Progress() for choice in choices}
+
+    # ---------------------------------------------------------------- a stream
+
+    def open(self) -> bytes:
+        """Before the first round."""
+        chunks = []
+        for choice in self._choices:
+            opening = self._shape.opening(choice.index)
+            if opening is not None:
+                chunks.append(self._chunk([opening]))
+            if self._wishes.echo:
+                text = self._tokenizer.decode(choice.request.prompt_ids)
+                chunks.append(self._chunk([self._shape.delta(choice.index, text, None)]))
+        return b"".join(chunks)
+
+    def step(self, choice: Choice, step: Step) -> bytes:
+        """The chunks of one round."""
+        if self._wishes.details:
+            return self._round(choice, step)
+        parts = [
+            self._chunk([self._shape.delta(choice.index, text, logprobs)])
+            for text, logprobs in self._tokens(choice, step)
+        ]
+        self._progress[choice.index].tokens += len(step.tokens)
+        return b"".join(parts)
+
+    def close(self, choice: Choice) -> bytes:
+        """The chunk that ends a choice."""
+        chunk = self._shape.closing(choice.index, _reason(choice.result))
+        if not self._wishes.details:
+            return self._chunk([chunk])
+        facts = {k: v for k, v in account(choice.result).items() if k not in _SUMMARY_LEAVES_OUT}
+        return self._chunk([chunk], outrider={"choice": choice.index, "summary": facts})
+
+    def end(self) -> bytes:
+        """Behind the last choice."""
+        if not self._wishes.include_usage:
+            return DONE
+        return self._chunk([], usage=self.usage()) + DONE
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        if self._wishes.include_usage:  # then every chunk has the key, and only the last a value
+            more.setdefault("usage", None)
+        return event(self._object(self._shape.chunk_object, choices) | more)
+
+    def _round(self, choice: Choice, step: Step) -> bytes:
+        assert choice.stream is not None, "it has answered"
+        progress = self._progress[choice.index]
+        tokens = []
+        for i, (token, origin, piece) in enumerate(
+            zip(step.tokens, step.origins, step.pieces, strict=True)
+        ):
+            fact = {
+                "id": token,
+                "text": piece,
+                "origin": origin.value,
+                "position": len(choice.request.prompt_ids) + progress.tokens + i,
+            }
+            if step.logprobs:
+                fact["logprob"] = max(step.logprobs[i].logprob, -9999.0)
+            tokens.append(fact)
+        progress.tokens += len(step.tokens)
+        link = choice.stream.link
+        facts = asdict(step.round) if step.round else {}
+        facts |= {"bytes_up": link.bytes_up, "bytes_down": link.bytes_down}
+        entries = self._shown(step)
+        logprobs = self._shape.logprobs(choice.index, entries) if entries else None
+        delta = self._shape.delta(choice.index, step.text, logprobs)
+        told = {"choice": choice.index, "tokens": tokens, "round": facts}
+        return self._chunk([delta], outrider=told)
+
+    def _tokens(self, choice: Choice, step: Step) -> Iterator[tuple[str, Any]]:
+        """Text and log-probabilities of each token; one that shows nothing yet is left out."""
+        shown = self._shown(step)
+        for i, piece in enumerate(step.pieces):
+            entries = shown[i : i + 1]
+            if piece or entries:
+                yield piece, (self._shape.logprobs(choice.index, entries) if entries else None)
+
+    def _shown(self, step: Step) -> Sequence[TokenLogprob]:
+        """Log-probabilities of a round, without the token that only ends the text."""
+        ended = step.finish is FinishReason.STOP and step.logprobs
+        if not ended or not self._is_end(step.tokens[-1]):
+            return step.logprobs
+        return step.logprobs[: len(step.tokens) - 1]
+
+    def _is_end(self, token: int) -> bool:
+        params = self._wishes.request.params
+        own = token in self._tokenizer.eos_token_ids and not params.ignore_eos
+        return own or token in params.stop_token_ids
+
+    # ---------------------------------------------------------------- one object
+
+    def note(self, choice: Choice, step: Step) -> None:
+        """Keep a round for `whole`."""
+        progress = self._progress[choice.index]
+        progress.text.append(step.text)
+        progress.logprobs += self._shown(step)
+
+    def whole(self) -> bytes:
+        body = self._object(self._shape.whole_object, [self._whole(c) for c in self._choices])
+        body["usage"] = self.usage()
+        if self._wishes.details:
+            body["outrider"] = {
+                "choices": [{"choice": c.index, "summary": _without_text(c)} for c in self._choices]
+            }
+        return msgspec.json.encode(body)
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        progress = self._progress[choice.index]
+        text = "".join(progress.text)
+        if self._wishes.echo:
+            text = self._tokenizer.decode(choice.request.prompt_ids) + text
+        asked = choice.request.params.logprobs is not None
+        logprobs = self._shape.logprobs(choice.index, progress.logprobs) if asked else None
+        return self._shape.whole(choice.index, text, logprobs, _reason(choice.result))
+
+    # ---------------------------------------------------------------- both
+
+    def usage(self) -> dict[str, Any]:
+        return usage(sum(map(len, self._prompts)), (c.result for c in self._choices))
+
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._head.id,
+            "object": kind,
+            "created": self._head.created,
+            "model": self._head.model,
+            "system_fingerprint": self._head.fingerprint,
+            "choices": choices,
+        }
+
+
+def account(result: EdgeResult) -> dict[str, object]:
+    """Everything known of how an answer was made: the JSON of `outrider generate --cloud`."""
+    return result.as_dict()
+
+
+def _without_text(choice: Choice) -> dict[str, object]:
+    return {k: v for k, v in account(choice.result).items() if k not in ("text", "logprobs")}
+
+
+def _reason(result: EdgeResult) -> str:
+    reason = result.generation.finish_reason
+    assert reason is not None, "a complete answer has a reason to end"
+    return reason.value
