@@ -8,9 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-from live import run, server
+from live import hear, run, server
 from outrider import cli
-from outrider.core.tokens import Origin
+from outrider.core.residual import TopKReply
+from outrider.core.tokens import Origin, Rule, SamplingParams
+from outrider.engines.base import MissingExtraError, ModelNotFoundError
+from outrider.engines.load import load_drafter, load_target
+from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeRuntime
+from outrider.runtime.process import CloudProcess
+from outrider.session.schedules import Schedule
 
 TOYS = ("--target", "toy:1", "--draft", "toy:1:0.8", "--seed", "7", "--max-tokens", "60")
 ASK = ("generate", "hi", "--temperature", "1", "--ignore-eos", "--verify", "ratio", *TOYS)
@@ -69,3 +75,41 @@ def test_a_lossy_answer_says_so_to_people(capsys: pytest.CaptureFixture[str]):
         assert "cut-off" not in capsys.readouterr().err
 
     through_a_verifier(work)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_built_in_pair_through_the_dialogue():
+    """Every way to end a rejection on real rows, in two processes."""
+    try:
+        target = load_target("builtin:smollm2")
+    except (MissingExtraError, ModelNotFoundError) as missing:
+        pytest.skip(str(missing))
+    ids = tuple(target.tokenizer.chat([{"role": "user", "content": "Why is the sky blue?"}]))
+    params = SamplingParams(seed=3, max_tokens=40, temperature=1.0, ignore_eos=True)
+    wishes = (TopKReply(), TopKReply(k=16, budget=0.5), TopKReply(k=64))
+
+    async def work() -> None:
+        async with CloudProcess(["--model", "builtin:smollm2"]) as cloud:
+            guess = load_drafter("small", target)
+            async with EdgeRuntime(EdgeConfig(url=cloud.url), target.tokenizer, guess) as runtime:
+                for reply in wishes:
+                    request = EdgeRequest(
+                        prompt_ids=ids,
+                        params=params,
+                        schedule=Schedule.SYNC,
+                        rule=Rule.RATIO,
+                        reply=reply,
+                    )
+                    heard = await hear(await runtime.stream(request))
+                    made = heard.result.generation
+                    assert len(heard.tokens) == 40
+                    assert heard.result.confirmed
+                    assert sum(made.counters.residual.values()) > 3
+                    lossy = made.tv.spent if made.tv else 0.0
+                    assert lossy <= reply.budget
+                    assert (lossy > 0.0) is (Origin.TRUNCATED in heard.origins)
+                    assert (lossy > 0.0) is (reply.budget > 0.0)
+
+    run(work(), patience=600.0)

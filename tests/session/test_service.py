@@ -624,10 +624,11 @@ def test_a_rejection_waits_for_the_edge_and_repeats_itself():
     assert isinstance(more, Proposals)
     assert b.say(Correct(session=1, position=4, have=have)) == [more], "replayed, not redrawn"
     assert (more.first, len(more.tokens)) == (16, 64)
-    (last,) = b.say(Correct(session=1, position=4, have=80))
-    assert isinstance(last, Proposals)
-    assert (last.first, len(last.tokens)) == (80, 256)
-    (row,) = b.say(Correct(session=1, position=4, have=336))
+    for have, count in ((80, 256), (336, 1024)):
+        (last,) = b.say(Correct(session=1, position=4, have=have))
+        assert isinstance(last, Proposals)
+        assert (last.first, len(last.tokens)) == (have, count)
+    (row,) = b.say(Correct(session=1, position=4, have=1360))
     assert isinstance(row, Row)
     assert row.ids is None, "every id is possible: none needs to be named"
     assert len(row.weights) == 4 * VOCAB

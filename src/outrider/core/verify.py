@@ -37,10 +37,10 @@ from outrider.core.rng import Purpose
 from outrider.core.sampling import Distribution, F64Array, draw_from
 from outrider.core.tokens import Verdict
 
-PROPOSAL_BATCHES: Final = (16, 64, 256)
+PROPOSAL_BATCHES: Final = (16, 64, 256, 1024)
 """Most proposals in each reply before the full row is asked for; only the first may be smaller.
-An (id, p) pair is about 11 bytes, so all together are under 4 kB, and at Z = .02 they fail once in
-890 rejections. A row of 49,152 ids is 197 kB."""
+An (id, p) pair is about 11 bytes, so all together are 15 kB, and at Z = .005 they fail once in 900
+rejections. A row of 49,152 ids is 197 kB, and rejections are as rare as Z is small."""
 PROPOSAL_FAILURE: Final = 0.05
 """Aimed-at chance that a first batch of proposals yields nothing (our default)."""
 

@@ -47,8 +47,8 @@ from outrider.proto.errors import RemoteError
 from outrider.proto.messages import Code, Correct, Load, Proposals, Row, TopK
 from outrider.session.verifier import OpenRejection
 
-MAX_CALLS: Final = 128
-"""Most answers in one dialogue: seven steps on each of the links an edge tries (session.client),
+MAX_CALLS: Final = 256
+"""Most answers in one dialogue: a dozen steps on each of the links an edge tries (session.client),
 and some. Beyond that nobody asks who means to get a token (I5)."""
 _DENSE_FROM: Final = 0.8
 """Share of the vocabulary from which a row goes without its ids: an id costs a byte at least,
