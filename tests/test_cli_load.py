@@ -19,7 +19,8 @@ QUESTIONS = '"tell me a story"\n{"prompt": "what is a tree?"}\n"count to ten"\n'
 TOYS = ("--target", "toy:1", "--draft", "toy:1:0.4")
 KEYS = """machine cloud settings answers asked unfinished errors first_error interrupted
 warm_up_answers cold seconds edges_cpu tokens tokens_per_s ttft_ms ms_per_token queue_ms step_ms
-forwards forwards_per_token rows_per_forward drafted accepted acceptance wasted bytes_up_per_token
+forwards forwards_per_token rows_per_forward cloud_forwards cloud_rows_per_forward
+cloud_forwards_per_token drafted accepted acceptance wasted bytes_up_per_token
 bytes_down_per_token reconnects fairness edges tenants""".split()
 
 
@@ -165,7 +166,7 @@ def test_a_cloud_with_another_target_is_found_out(drafts: Path, capsys):
     def load_in_thread(*words: str) -> int:
         # No signal handler outside the main thread; nobody presses Ctrl-C here.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("outrider.commands.load._stopped_by_ctrl_c", asyncio.Event)
+            patch.setattr("outrider.commands.loading._stopped_by_ctrl_c", asyncio.Event)
             return load(*words)
 
     assert asyncio.run(work()) == 2

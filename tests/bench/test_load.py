@@ -13,7 +13,16 @@ import pytest
 
 from live import run
 from outrider.bench.arrivals import Arrivals, parse_arrivals
-from outrider.bench.load import Outcome, Served, Traffic, jain, percentile, rate, summary
+from outrider.bench.load import (
+    CloudCount,
+    Outcome,
+    Served,
+    Traffic,
+    jain,
+    percentile,
+    rate,
+    summary,
+)
 from outrider.bench.loadrun import LoadPlan, LoadRun, prompted_jobs
 from outrider.core.tokens import Origin, ParameterError, SamplingParams
 from outrider.runtime.edge import EdgeRequest, LinkUse
@@ -131,6 +140,21 @@ def test_nothing_is_null_and_never_nan():
     json.dumps([none, empty], allow_nan=False)
 
 
+def test_what_the_verifier_counted():
+    before, after = {"forwards": 10, "rows": 40}, {"forwards": 30, "rows": 140, "queue_ms": 1.0}
+    found = CloudCount.between(before, after)
+    assert found == CloudCount(forwards=20, rows=100)
+    facts = summary(outcome(served(), cloud=found))
+    assert (facts["cloud_forwards"], facts["cloud_rows_per_forward"]) == (20, 5.0)
+    assert facts["cloud_forwards_per_token"] == 0.5
+    assert CloudCount.between(None, after) is None
+    assert CloudCount.between(before, None) is None
+    assert CloudCount.between(after, before) is None, "it was restarted"
+    assert CloudCount.between({"forwards": 1}, after) is None
+    assert CloudCount.between({"forwards": "x", "rows": 1}, after) is None
+    assert summary(outcome(served()))["cloud_rows_per_forward"] is None
+
+
 def test_arrivals_are_seeded():
     assert parse_arrivals("closed").times(3, 1) == (None, None, None)
     found = parse_arrivals("poisson:4").times(3, 7)
@@ -236,6 +260,19 @@ def test_a_slow_start_is_warmed_up_and_not_counted():
     cold = summary(loaded(Edge(Clock(), slow=4), LoadPlan(requests=10, warm_up=0)))
     assert cold["cold"]
     assert cold["ms_per_token"]["p95"] == pytest.approx(30.0)
+
+
+def test_the_verifier_is_asked_behind_the_warm_up_and_at_the_end():
+    edge = Edge(Clock())
+    asked: list[int] = []
+
+    async def status() -> dict[str, int]:
+        asked.append(len(edge.asked))
+        return {"forwards": 5 * len(edge.asked), "rows": 20 * len(edge.asked)}
+
+    counted = loaded(edge, LoadPlan(requests=3, warm_up=2), status=status).cloud
+    assert asked == [2, 5]
+    assert counted == CloudCount(forwards=15, rows=60)
 
 
 def test_requests_have_their_own_prompts_and_seeds():

@@ -62,6 +62,29 @@ class Traffic:
     reconnects: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudCount:
+    """What the verifier itself counted while the load ran, for whoever it served."""
+
+    forwards: int
+    rows: int
+
+    @classmethod
+    def between(
+        cls, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+    ) -> CloudCount | None:
+        """From two of its /status answers; None where one is missing, or it began anew between."""
+        counts = [
+            status[name]
+            for name in ("forwards", "rows")
+            for status in (before or {}, after or {})
+            if isinstance(status.get(name), int)
+        ]
+        if len(counts) != 4 or counts[1] < counts[0] or counts[3] < counts[2]:
+            return None
+        return cls(forwards=counts[1] - counts[0], rows=counts[3] - counts[2])
+
+
 @dataclass(slots=True, kw_only=True)
 class Outcome:
     """A whole run."""
@@ -82,6 +105,8 @@ class Outcome:
     interrupted: bool = False
     traffic: list[Traffic] = field(default_factory=list)
     """One an edge."""
+    cloud: CloudCount | None = None
+    """None: the verifier does not tell."""
 
     @property
     def unfinished(self) -> int:
@@ -130,7 +155,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     tokens = sum(s.tokens for s in served)
     forwards = sum(s.forwards for s in served)
     drafted, accepted = sum(s.drafted for s in served), sum(s.accepted for s in served)
-    rates = _rates(outcome)
+    rates, cloud = _rates(outcome), outcome.cloud
     return {
         "answers": len(served),
         "asked": outcome.asked,
@@ -151,6 +176,9 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "forwards": forwards,
         "forwards_per_token": _ratio(forwards, tokens),
         "rows_per_forward": _ratio(_rows(served), forwards),
+        "cloud_forwards": cloud and cloud.forwards,
+        "cloud_rows_per_forward": _ratio(cloud.rows, cloud.forwards) if cloud else None,
+        "cloud_forwards_per_token": _ratio(cloud.forwards, tokens) if cloud else None,
         "drafted": drafted,
         "accepted": accepted,
         "acceptance": _ratio(accepted, drafted),

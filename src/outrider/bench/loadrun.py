@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from outrider.bench.arrivals import Arrivals
 from outrider.bench.live import answer_over
-from outrider.bench.load import Outcome, Served, Traffic
+from outrider.bench.load import CloudCount, Outcome, Served, Traffic
 from outrider.bench.schedules import WARM_UP_TOKENS
 from outrider.engines.base import UnrecordedError
 from outrider.engines.replay import Recorded
@@ -51,6 +51,13 @@ class LoadPlan:
     seed: int = 0
 
 
+Status = Callable[[], Awaitable[Mapping[str, Any] | None]]
+
+
+async def _untold() -> None:
+    """Nobody to ask."""
+
+
 class LoadRun:
     """`await LoadRun(...).run()`; `outcome` holds what there is, however it ended."""
 
@@ -62,10 +69,13 @@ class LoadRun:
         *,
         tenants: Sequence[str] = ("default",),
         told: Callable[[int], None] = lambda _answers: None,
+        status: Status | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`job(n)`: request number n; those of the warm-up have the numbers behind the last.
-        `tenants`: edges take turns. `told` hears of every answer that ended."""
+        `tenants`: edges take turns. `told` hears of every answer that ended.
+        `status`: asks the verifier for its counters."""
+        self._status = status or _untold
         self._clock = clock
         self.outcome = Outcome(asked=len(runtimes) * plan.requests)
         self.error: CloudError | None = None
@@ -89,6 +99,7 @@ class LoadRun:
         times = self._plan.arrivals.times(self.outcome.asked, self._plan.seed)
         for number, due in enumerate(times):
             self._todo[number % len(self._runtimes)].append((number, due))
+        counted = await self._status()
         before = [runtime.link_use for runtime in self._runtimes]
         busy, self._start = time.process_time(), self._clock()
         whole = await _until(stop, [self._place(edge) for edge in self._places])
@@ -105,6 +116,7 @@ class LoadRun:
             )
             for a, b in zip(before, after, strict=True)
         ]
+        outcome.cloud = CloudCount.between(counted, await self._status())
         return outcome
 
     @property

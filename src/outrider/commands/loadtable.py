@@ -83,10 +83,20 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         f"{facts['answers']} answers in {facts['seconds']:.1f} s",
         f"a token: {_number(facts['forwards_per_token'], '.2f')} forwards of "
         f"{_number(rows, '.2f')} rows, {_number(up)} bytes up, {_number(down)} down",
+        *_cloud_lines(facts),
         f"guesses accepted: {'-' if accepted is None else f'{accepted:.0%}'}, dropped unjudged: "
         f"{facts['wasted']}",
         f"fairness over edges (Jain): {_number(facts['fairness'], '.3f')}",
     ]
+
+
+def _cloud_lines(facts: dict[str, Any]) -> list[str]:
+    """What the verifier itself counted, if it tells."""
+    if facts["cloud_forwards"] is None:
+        return []
+    per_token = _number(facts["cloud_forwards_per_token"], ".2f")
+    rows = _number(facts["cloud_rows_per_forward"], ".2f")
+    return [f"the verifier: {facts['cloud_forwards']} forwards of {rows} rows, {per_token} a token"]
 
 
 def _shares(what: str, parts: dict[str, dict[str, Any]]) -> Table:
@@ -109,7 +119,7 @@ def _notes(facts: dict[str, Any]) -> list[str]:
     warm = facts["warm_up_answers"]
     notes = [
         f"warm-up: {warm} short answers, not counted" if warm else "cold: nothing was warmed up",
-        "forwards and rows: as each answer sees them; one forward of the cloud may serve several",
+        "forwards and rows a token: as each answer sees them; one forward may serve several",
     ]
     if settings["prompts"] < facts["asked"]:
         notes.append(

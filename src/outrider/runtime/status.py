@@ -1,0 +1,51 @@
+"""What a verifier says of itself: one GET of its /status, by the edge's own address and login."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import ssl
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from outrider.runtime.edge import EdgeConfig
+
+STATUS_PATH: Final = "/status"
+TIMEOUT_S: Final = 5.0
+"""A verifier that answers later is busy with something better."""
+MAX_BYTES: Final = 1 << 20
+"""Of an answer; a verifier's has a few hundred bytes and a line a tenant."""
+
+
+async def fetch_status(config: EdgeConfig) -> dict[str, Any] | None:
+    """The verifier's counters (`forwards`, `rows`, ... since it began); None where it tells
+    none: an older one, another server before it, a link that is down."""
+    return await asyncio.to_thread(_fetch, config)
+
+
+def _fetch(config: EdgeConfig) -> dict[str, Any] | None:
+    parts = urlsplit(config.url)
+    headers = dict(config.headers)
+    if config.token:
+        headers["Authorization"] = f"Bearer {config.token}"
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+        connection = _connection(config, parts.scheme, parts.hostname or "", parts.port)
+        try:
+            connection.request("GET", STATUS_PATH, headers=headers)
+            answer = connection.getresponse()
+            facts = json.loads(answer.read(MAX_BYTES)) if answer.status == 200 else None
+        finally:
+            connection.close()
+        return facts if isinstance(facts, dict) else None
+    return None
+
+
+def _connection(
+    config: EdgeConfig, scheme: str, host: str, port: int | None
+) -> http.client.HTTPConnection:
+    if scheme != "wss":
+        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    context = ssl.create_default_context(cafile=config.ca_file)
+    return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)

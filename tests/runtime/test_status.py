@@ -1,0 +1,74 @@
+"""Asking a verifier for its counters: what it says, and whatever else may answer there."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from live import run, server
+from outrider.runtime.edge import EdgeConfig
+from outrider.runtime.status import MAX_BYTES, fetch_status
+
+
+class Verifier(BaseHTTPRequestHandler):
+    replies: tuple[int, bytes] = (200, b"{}")
+    asked: list[tuple[str, str | None]] = []  # noqa: RUF012 - a handler has no other place for it
+
+    def do_GET(self) -> None:
+        self.asked.append((self.path, self.headers["Authorization"]))
+        status, body = self.replies
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    Verifier.asked.clear()
+    with HTTPServer(("127.0.0.1", 0), Verifier) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        yield listening.server_port
+        listening.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "found"),
+    [
+        (200, b'{"forwards": 3, "rows": 9}', {"forwards": 3, "rows": 9}),
+        (404, b"no such path\n", None),
+        (401, b'{"forwards": 3}', None),
+        (200, b"<html>", None),
+        (200, b"[1, 2]", None),
+        (200, b"\xff", None),
+        (200, b'{"a": "' + b"x" * MAX_BYTES + b'"}', None),
+    ],
+)
+def test_what_comes_back(port: int, status: int, body: bytes, found, monkeypatch):
+    monkeypatch.setattr(Verifier, "replies", (status, body))
+    config = EdgeConfig(url=f"ws://127.0.0.1:{port}/v1/outrider", token="secret")
+    assert asyncio.run(fetch_status(config)) == found
+    assert Verifier.asked == [("/status", "Bearer secret")]
+
+
+def test_nobody_there():
+    assert asyncio.run(fetch_status(EdgeConfig(url="ws://127.0.0.1:1"))) is None
+    assert asyncio.run(fetch_status(EdgeConfig(url="wss://127.0.0.1:1"))) is None
+
+
+def test_a_verifier_of_ours():
+    """It tells what it counted, or that it does not tell; never something else."""
+
+    async def work() -> None:
+        async with server() as cloud:
+            found = await fetch_status(EdgeConfig(url=f"ws://127.0.0.1:{cloud.port}"))
+            assert found is None or found["forwards"] == 0
+
+    run(work())
