@@ -14,6 +14,8 @@ from outrider.bench import recording
 from outrider.engines.base import EngineError
 from outrider.engines.load import Loaded
 from outrider.engines.replay import encoded, read
+from outrider.engines.tokenizer import ByteTokenizer
+from pair import Saying
 from recordings import SEEDS, recorded, shape, written
 
 QUESTIONS = '"tell me a story"\n{"prompt": "what is a tree?"}\n"count to ten"\n'
@@ -38,6 +40,20 @@ def test_a_full_draft_window_is_recorded_as_silence():
     silent = [at for at, chain in answer.chains.items() if not chain]
     assert silent == list(range(18, 39)), "20 ids fit, of which 3 are the prompt's"
     assert set(silent) <= set(answer.ended)
+
+
+def test_a_chain_that_an_end_closes_is_whole():
+    """A guessed end in the window's last place: the draft would say no more, whatever is asked."""
+    wrong, end = 7, ByteTokenizer.END
+    pattern = Saying(lambda committed, count: (wrong, end)[committed[-1] == wrong :])
+    target = Loaded(model=toy(TARGET), tokenizer=TOKENIZER)
+    kind = shape(ignore_eos=False, max_tokens=12)
+    (answer,) = recording.record(target, pattern, [(5, ("t", PROMPT))], kind, window=2)
+    assert len(answer.output) > 2
+    assert answer.chains[0] == (wrong, end)
+    assert 0 in answer.ended
+    assert answer.guesses((), 9, 2) == (wrong, end)
+    assert pattern.open_sessions == 0
 
 
 def test_the_time_of_a_guess_leaves_the_prompt_out():
