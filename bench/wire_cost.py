@@ -146,7 +146,7 @@ def one_answer(seed: int, drafts: int, context: int, watch: Watch) -> tuple[int,
             watch.stop()
         ends = any(isinstance(e, Progress) and e.step.finish for e in out.events)
         watch.start()
-        work = service.batch()
+        work = service.batch(now)
         watch.stop()
         if work:
             (item,) = work

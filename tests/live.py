@@ -179,7 +179,7 @@ class Pair:
             len(service._running),
             sum(len(peer.keys) for peer in service._peers.values()),
             self.cloud.desk.held,
-            self.target.open_slots,
+            self.target.open_slots - self.cloud.desk.parked,
             self.own_draft.open_slots if self.own_draft else 0,
             self.edge._client.sessions,
             len(self.edge._running),

@@ -651,7 +651,7 @@ class World:
     def _run_engine(self) -> None:
         if self._engine_busy:
             return
-        work = self.service.batch()
+        work = self.service.batch(self.now)
         if not work:
             return
         self._engine_busy = True
@@ -679,6 +679,8 @@ def _desk_job(item: Work) -> DeskJob:
         committed=item.job.committed,
         drafts=item.job.drafts,
         own_draft=item.cloud_draft,
+        room=item.room,
+        tenant=item.tenant,
         prompt_length=item.prompt_length,
         params=item.params,
         rule=item.rule,

@@ -44,7 +44,8 @@ def test_nothing_is_computed_twice_and_nothing_wrong_is_kept():
         committed += behind
         expected = 1 + len(behind)
     made.release(7)
-    assert made.model.open_slots == made.held == 0
+    assert made.held == 0
+    assert made.model.open_slots == made.parked == 1
 
 
 def test_sessions_share_a_forward_and_nothing_else():
@@ -167,3 +168,86 @@ def test_its_own_draft_is_judged_in_the_same_forward():
     assert again.draft is not None
     made.close()
     assert drafting.open_slots == made.model.open_slots == 0
+
+
+def head(n: int, *tail: int) -> tuple[int, ...]:
+    """A prompt of n ids that others begin with as well, and what follows."""
+    return (*(i % VOCAB for i in range(n)), *tail)
+
+
+def fed(made: SlotDesk, key: int, ids: tuple[int, ...], tenant: str = "ann") -> int:
+    (result,) = made.run([DeskJob(key=key, committed=ids, tenant=tenant)])
+    np.testing.assert_array_equal(result.rows[-1], TARGET(ids))
+    return result.fed
+
+
+def test_the_next_turn_takes_over_what_the_last_one_computed():
+    """Field case 14: what was drafted and fell is not part of it."""
+    made = desk()
+    first = head(30)
+    made.run([DeskJob(key=1, committed=first, drafts=(9, 9, 9), tenant="ann")])
+    made.release(1)
+    assert (made.held, made.parked) == (0, 1)
+    assert fed(made, 2, (*first, 5, 6)) == 2
+    assert (made.held, made.parked, made.shared_ids) == (1, 0, 30)
+    assert fed(made, 3, first) == 1, "the very same prompt still needs its last row"
+
+
+def test_prompts_with_one_head_share_it_while_both_run():
+    made = desk()
+    fed(made, 1, head(40, 1))
+    assert fed(made, 2, head(40, 2, 3)) == 2
+    assert fed(made, 1, head(40, 1, 7)) == 1, "the other one's slot is untouched"
+    assert fed(made, 3, head(10, 1, 2)) == 12, "a few ids are not worth it"
+
+
+def test_nothing_is_shared_across_tenants():
+    made = desk()
+    fed(made, 1, head(40))
+    made.release(1)
+    assert fed(made, 2, head(40), tenant="bob") == 40
+    assert fed(made, 3, head(40), tenant="ann") == 1
+
+
+def test_a_short_head_of_a_long_parked_slot_is_copied_not_taken():
+    made = desk()
+    fed(made, 1, head(100))
+    made.release(1)
+    assert fed(made, 2, head(20, 1)) == 1
+    assert made.parked == 1
+    assert fed(made, 3, head(100)) == 1
+
+
+def test_parked_slots_make_room_before_living_ones():
+    made = desk(slots=3)
+    fed(made, 1, head(20))
+    for key in (2, 3):
+        fed(made, key, (key, 5, 6))
+        made.release(key)
+    fed(made, 4, (4, 5), tenant="bob")
+    assert (made.held, made.parked, made.evictions) == (2, 1, 0)
+    fed(made, 5, (5, 6), tenant="bob")
+    assert (made.held, made.parked, made.evictions) == (3, 0, 0)
+    fed(made, 6, (6, 7))
+    assert made.evictions == 1
+
+
+def test_a_tenant_that_drops_sessions_loses_its_own_parked_slots():
+    made = desk(slots=4)
+    fed(made, 1, head(20), tenant="ann")
+    made.release(1)
+    for key in range(2, 12):
+        fed(made, key, (key, 5, 6), tenant="greedy")
+        made.release(key)
+    assert fed(made, 20, head(20, 1), tenant="ann") == 1
+
+
+def test_a_job_takes_in_no_more_than_its_room():
+    made = desk()
+    jobs = [
+        DeskJob(key=1, committed=head(30), room=4),
+        DeskJob(key=2, committed=head(30), room=100),
+    ]
+    first, second = made.run(jobs)
+    assert (first.fed, len(first.rows)) == (4, 0)
+    assert (second.fed, len(second.rows)) == (30, 1)

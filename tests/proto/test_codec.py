@@ -33,6 +33,7 @@ from outrider.proto.messages import (
     Opened,
     Ping,
     Pong,
+    Pressure,
     Proposals,
     Relaxed,
     Resume,
@@ -144,6 +145,10 @@ GOLDEN: list[tuple[Message, str]] = [
     (
         Steer(session=5, step="wait"),
         "10 83 a474797065 a57374656572 a773657373696f6e 05 a473746570 a477616974",
+    ),
+    (
+        Pressure(session=5, window=2),
+        "10 83 a474797065 a87072657373757265 a773657373696f6e 05 a677696e646f77 02",
     ),
     (Cancel(session=5), "10 82 a474797065 a663616e63656c a773657373696f6e 05"),
     (Ping(stamp=0.5), "10 82 a474797065 a470696e67 a57374616d70 cb3fe0000000000000"),
@@ -336,11 +341,13 @@ MESSAGES = st.one_of(
         held=st.booleans(),
         top_k_reply=count,
         tv_left=st.floats(allow_nan=False),
+        due_ms=count,
     ),
     st.builds(
         Resume, session=count, uid=st.binary(max_size=20), base=count, digest=st.binary(max_size=20)
     ),
     st.builds(Steer, session=count, step=short),
+    st.builds(Pressure, session=count, window=st.none() | count),
     st.builds(Marks, session=count, positions=ids, spent=number, max_jsd=number),
     st.builds(Opened, session=count, base=count),
     st.builds(

@@ -67,7 +67,14 @@ from outrider.proto.messages import (
 from outrider.runtime import cloud as cloud_module
 from outrider.runtime import listening
 from outrider.runtime.access import ConfigurationError, hash_token, is_loopback, read_tokens
-from outrider.runtime.cloud import HEALTH_PATH, PATH, ROUTES, CloudConfig, CloudServer
+from outrider.runtime.cloud import (
+    HEALTH_PATH,
+    PATH,
+    ROUTES,
+    STATUS_PATH,
+    CloudConfig,
+    CloudServer,
+)
 from outrider.runtime.discreet import discreet
 from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRuntime
 from outrider.runtime.listening import calm_accepts, tls_context
@@ -166,12 +173,26 @@ def test_every_route_is_in_the_table_and_one_alone_is_open():
     assert source.count("request.path") == 1, "a path is looked up once, in the table"
 
 
+def test_the_status_is_for_logins_and_names_no_secret():
+    async def work() -> None:
+        async with server(tokens=TOKENS) as verifier:
+            assert (await http(verifier.port, STATUS_PATH))[0] == 401
+            login = f"Authorization: Bearer {SECRET}"
+            code, answer = await http(verifier.port, STATUS_PATH, login)
+            assert code == 200
+            facts = json.loads(answer.partition("\r\n\r\n")[2])
+            assert facts["sessions"] == facts["forwards"] == 0
+            assert SECRET not in answer
+
+    run(work())
+
+
 def strange_paths() -> list[str]:
     """Paths that scanners try, and any others: the same ones in every run."""
     chance = random.Random(36)
     letters = "abcdefghijklmnopqrstuvwxyz0123456789._-~%/"
     words = (
-        "admin debug docs openapi.json status stats sessions version config login ready live "
+        "admin debug docs openapi.json state stats sessions version config login ready live "
         "healthz livez readyz ping v1 v1/models v1/completions v2/outrider .env robots.txt "
         "favicon.ico internal static v1/outrider/admin health/live metrics/"
     ).split()

@@ -161,7 +161,8 @@ def test_random_faults_change_nothing(block: int):
         # What a cut left behind in the cloud goes after its grace, and no slot stays taken.
         w.run(until=w.now + 100.0, idle=False)
         assert w.service.sessions == 0
-        assert w.model.open_slots == 0
+        assert w.desk.held == 0
+        assert w.model.open_slots == w.desk.parked
         assert w.service.deadline is None
 
 
@@ -388,8 +389,8 @@ def test_cancel_storm_leaves_nothing():
     w.run()
     w.run(until=w.now + 2.0, idle=False)
     assert w.service.sessions == w.service.unfinished == 0
-    assert w.model.open_slots == w._draft_model.open_slots == 0
-    assert w.service.batch() == []
+    assert w.desk.held == w._draft_model.open_slots == 0
+    assert w.service.batch(w.now) == []
     assert held_in(w.service) == 0
     assert all(e.client.sessions == 0 for e in w.edges)
     params = SamplingParams(seed=501, max_tokens=20)
@@ -418,7 +419,7 @@ def cancel_at(moment: float, seed: int) -> None:
     assert tuple(edge.answers[other].ids) == alone(TARGET, PROMPT, params, vocab_size=VOCAB)
     w.run(until=w.now + 100.0, idle=False)
     assert w.service.sessions == held_in(w.service) == 0
-    assert w.model.open_slots == w._draft_model.open_slots == 0
+    assert w.desk.held == w._draft_model.open_slots == 0
 
 
 # ------------------------------------------------------------------------------- the link itself
@@ -454,7 +455,8 @@ def test_a_silent_edge_costs_no_forward_and_goes_after_its_grace():
     w.run(until=20.0, idle=False)
     assert w.forwards == forwards
     assert w.service.sessions == 0
-    assert w.model.open_slots == 0
+    assert w.desk.held == 0
+    assert w.model.open_slots == w.desk.parked
 
 
 def test_a_cloud_that_never_comes_back():

@@ -39,7 +39,8 @@ def world(share: float = 0.3, **options: object) -> World:
 def settled(w: World) -> None:
     """Nothing may be left on either side (I7)."""
     assert w.service.sessions == 0
-    assert w.model.open_slots == 0
+    assert w.desk.held == 0
+    assert w.model.open_slots == w.desk.parked
     assert w._draft_model.open_slots == 0
 
 

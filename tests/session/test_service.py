@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from outrider.control.costs import RowCosts
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.proto.codec import encode
 from outrider.proto.connection import Role
@@ -34,7 +36,13 @@ from outrider.proto.messages import (
 from outrider.session.client import Ended, Failed
 from outrider.session.cloud import StepPolicy
 from outrider.session.schedules import Schedule
-from outrider.session.service import CloudService, ServiceConfig, Work
+from outrider.session.service import (
+    BUSY_S,
+    OPENS_PER_S,
+    CloudService,
+    ServiceConfig,
+    Work,
+)
 from outrider.session.service import Done as Result
 from outrider.session.wire import from_wire, to_wire
 from toys import TARGET, VOCAB, draft
@@ -87,7 +95,7 @@ class Bench:
 
     def step(self) -> list[Message]:
         """One batch; everything that is said, in order."""
-        work = self.service.batch()
+        work = self.service.batch(self.now)
         results = self.results(work)
         self.now += 0.03
         done = self.service.finished(results, started=self.now - 0.03, now=self.now) if work else []
@@ -177,7 +185,7 @@ def test_drafts_beyond_the_targets_window_are_not_judged():
     """Field case 13 and I5: an honest edge never sends so many; the target's context is 8."""
     b = opened(context_length=8)
     b.say(frame(4, GREEDY[1:20]))
-    (work,) = b.service.batch()
+    (work,) = b.service.batch(b.now)
     assert work.job.drafts == GREEDY[1:4]
     out = b.service.finished(b.results([work]), started=1.0, now=1.03)
     verdict, done = (o.message for o in out)
@@ -190,7 +198,7 @@ def test_drafts_beyond_the_targets_window_are_not_judged():
 def test_a_draft_that_equals_a_free_token_goes_on():
     b = Bench()
     b.say(opening(step="step"))
-    work = b.service.batch()
+    work = b.service.batch(b.now)
     assert [w.job.drafts for w in work] == [()]
     b.say(frame(3, GREEDY[:3]))  # arrives during the forward
     rows = TARGET(PROMPT)[None, :]
@@ -428,7 +436,7 @@ def test_another_prefix_is_not_resumed(message: Resume):
 def test_resume_in_the_middle_of_a_forward():
     b = opened()
     b.say(frame(4, GREEDY[1:4]))
-    work = b.service.batch()
+    work = b.service.batch(b.now)
     b.service.disconnected(1, 1.0)
     assert b.say(resume(4), 2) == [Opened(session=4, base=4)]
     rows = np.stack([TARGET((*PROMPT, *GREEDY[: 1 + i])) for i in range(4)])
@@ -463,7 +471,7 @@ def test_detached_sessions_do_not_run_and_go():
     b.say(opening(step="step"))
     b.step()
     b.service.disconnected(1, 5.0)
-    assert b.service.batch() == []
+    assert b.service.batch(b.now) == []
     assert b.service.deadline == 35.0
     b.service.tick(34.9)
     assert b.service.sessions == 1
@@ -476,7 +484,7 @@ def test_detached_sessions_do_not_run_and_go():
 def test_a_slot_in_use_is_released_after_its_forward():
     b = Bench()
     b.say(opening(step="step"))
-    work = b.service.batch()
+    work = b.service.batch(b.now)
     b.say(Cancel(session=1))
     assert b.service.sessions == 0
     assert b.service.released == []
@@ -488,7 +496,7 @@ def test_a_slot_in_use_is_released_after_its_forward():
 def test_a_failed_forward_ends_its_sessions_only():
     b = Bench()
     b.say(opening(1, step="step"))
-    work = b.service.batch()
+    work = b.service.batch(b.now)
     b.say(opening(2, step="step"))
     (out,) = b.service.failed(work, "out of memory")
     assert out.message == Error(code=Code.ENGINE, message="out of memory", session=1)
@@ -532,7 +540,7 @@ def test_results_are_matched_by_key_in_whatever_order_they_come():
     b.say(opening(2, step="step", prompt=other), 2)
     b.step()
     b.say(frame(4, GREEDY[1:4], session=1), 1)
-    work = b.service.batch()
+    work = b.service.batch(b.now)
     assert [(w.key, len(w.job.drafts)) for w in work] == [(1, 3), (2, 0)]
     out = b.service.finished(b.results(work)[::-1], started=1.0, now=1.03)
     said = {o.connection: o.message for o in out}
@@ -548,12 +556,12 @@ def test_a_prompt_partly_in_waits_behind_the_others_and_says_nothing():
     for n in (1, 2, 3):
         b.now = float(n)
         b.say(opening(n, step="step"))
-    first = b.service.batch()
+    first = b.service.batch(b.now)
     assert [w.key for w in first] == [1, 2]
     piece = Result(key=1, rows=np.empty((0, VOCAB), dtype=np.float32), fed=2)
     out = b.service.finished([piece, *b.results(first[1:])], started=4.0, now=4.5)
     assert [o.message.session for o in out] == [2]  # type: ignore[union-attr]
-    second = b.service.batch()
+    second = b.service.batch(b.now)
     assert [w.key for w in second] == [3, 1]
     assert second[1].job == first[0].job
     assert not b.service.costs, "nothing of this was a step"
@@ -567,7 +575,7 @@ def test_who_got_no_piece_is_first_at_the_next():
         b.now = float(n)
         b.say(opening(n, step="step", take=take))
     for turn in range(6):
-        keys = [w.key for w in b.service.batch()]
+        keys = [w.key for w in b.service.batch(b.now)]
         assert keys == [[1, 2], [2, 1]][turn % 2]
         empty = np.empty((0, VOCAB), dtype=np.float32)
         done = [Result(key=k, rows=empty, fed=2 * (k == keys[0])) for k in keys]
@@ -577,12 +585,12 @@ def test_who_got_no_piece_is_first_at_the_next():
 def test_a_session_between_two_pieces_of_its_prompt_is_freed_at_once():
     b = Bench()
     b.say(opening(step="step"))
-    b.service.batch()
+    b.service.batch(b.now)
     piece = Result(key=1, rows=np.empty((0, VOCAB), dtype=np.float32), fed=2)
     b.service.finished([piece], started=0.0, now=0.5)
     b.say(Cancel(session=1))
     assert b.service.released == [1]
-    assert b.service.batch() == []
+    assert b.service.batch(b.now) == []
 
 
 def test_batches_are_fair_and_bounded():
@@ -590,10 +598,10 @@ def test_batches_are_fair_and_bounded():
     for n in range(1, 9):
         b.now = float(n)
         b.say(opening(n, step="step"))
-    first = b.service.batch()
+    first = b.service.batch(b.now)
     assert [w.key for w in first] == [1, 2, 3, 4]
-    assert [w.key for w in b.service.batch()] == [5, 6, 7, 8], "nobody is in two batches"
-    assert b.service.batch() == []
+    assert [w.key for w in b.service.batch(b.now)] == [5, 6, 7, 8], "nobody is in two batches"
+    assert b.service.batch(b.now) == []
 
 
 # ------------------------------------------------------------------------------- ratio dialogue
@@ -780,3 +788,62 @@ def test_a_bad_parameter_names_its_field():
 def test_defaults_used_above():
     assert Load() == Load(queue_us=0, step_us=0)
     assert set(Rule) == {Rule.COUPLED, Rule.RATIO, Rule.RELAXED}
+
+
+# ------------------------------------------------------------------------------- load
+
+
+def test_a_login_has_its_own_limit_of_sessions():
+    b = Bench(max_sessions_per_tenant=2)
+    b.say(opening(1))
+    b.say(opening(2), 2)
+    assert b.code(opening(3), 1) is Code.BUSY
+    assert isinstance(b.say(opening(3), 3)[0], Opened), "another login is not meant"
+    b.say(Cancel(session=1))
+    b.now += 1.0
+    assert isinstance(b.say(opening(3), 1)[0], Opened)
+
+
+def test_opening_and_dropping_is_slowed_down():
+    b = Bench(max_sessions_per_tenant=8)
+    for n in range(8):
+        assert isinstance(b.say(opening(n + 1))[0], Opened)
+        b.say(Cancel(session=n + 1))
+    assert b.code(opening(9)) is Code.BUSY
+    assert isinstance(b.say(opening(9), 3)[0], Opened)
+    b.now += 1.5 / OPENS_PER_S
+    assert isinstance(b.say(opening(10))[0], Opened)
+    assert b.code(opening(11)) is Code.BUSY
+    again = opening(10, held=False)
+    assert isinstance(b.say(again)[0], Opened), "a repeated OPEN opens nothing"
+
+
+def test_no_newcomer_where_tokens_take_too_long_already():
+    b = Bench(max_token_s=0.05, max_batch_rows=4)
+    b.service.costs = RowCosts([(1, 0.02), (4, 0.04)])
+    for n in range(1, 5):
+        b.say(opening(n, step="step"))
+    b.step()
+    assert b.code(opening(5)) is Code.BUSY, "five are two forwards"
+    b.now += BUSY_S + 0.1
+    assert isinstance(b.say(opening(5))[0], Opened), "nothing is under way"
+
+
+def test_the_session_that_is_due_first_goes_first():
+    b = Bench(max_batch_rows=1)
+    b.say(opening(1, step="step"))
+    b.say(opening(2, step="step", due_ms=50))
+    assert [w.key for w in b.service.batch(b.now)] == [2]
+
+
+def test_the_status_shows_load_and_no_secret():
+    b = opened()
+    b.say(opening(7, step="step"), 3)
+    b.step()
+    status = json.loads(json.dumps(b.service.status(b.now)))
+    assert (status["sessions"], status["forwards"], status["rows"]) == (2, 2, 2)
+    assert status["tenants"] == {
+        "ann": {"sessions": 1, "rows": 1.0},
+        "bob": {"sessions": 1, "rows": 2.0},
+    }
+    assert status["step_ms"] == pytest.approx(30.0)

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -26,6 +26,12 @@ from outrider.commands.options import (
     Threads,
 )
 from outrider.runtime.process import LISTENING
+from outrider.session.batching import DEFAULT_STRETCH
+
+DEFAULT_SLOTS: Final = 64
+MAX_SLOTS: Final = 4096
+TENANT_PART: Final = 4
+"""Where logins are told apart, one may have this part of sessions and connections."""
 
 
 def address(listen: str) -> tuple[str, int]:
@@ -93,6 +99,48 @@ def cloud(
     device: Device = "auto",
     deterministic: Deterministic = True,
     threads: Threads = None,
+    slots: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MAX_SLOTS,
+            help="Answers whose caches are held at once; beyond, and for a while after their end, "
+            "one makes room for the other. Memory grows with it.",
+        ),
+    ] = DEFAULT_SLOTS,
+    batch_rows: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, max=4096, help="Most rows (tokens and drafts) in one forward."
+        ),
+    ] = 64,
+    tenant_sessions: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Most answers at once of one login; a quarter of all unless said otherwise.",
+        ),
+    ] = None,
+    tenant_stretch: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=100.0,
+            help="How much longer a forward may become for logins over their fair share: 0.05 is "
+            "5 %. More gives more throughput, less protects logins with few answers.",
+        ),
+    ] = DEFAULT_STRETCH,
+    max_token_ms: Annotated[
+        float,
+        typer.Option(
+            metavar="MS",
+            min=0.0,
+            help="Refuse new answers while a token would take longer than this; 0: never.",
+        ),
+    ] = 0.0,
     drain: Annotated[
         float,
         typer.Option(
@@ -130,7 +178,8 @@ def cloud(
     from outrider.engines.measure import row_costs
     from outrider.runtime.access import ConfigurationError, read_tokens
     from outrider.runtime.cloud import CloudConfig
-    from outrider.runtime.listening import tls_context
+    from outrider.runtime.listening import MAX_CONNECTIONS, tls_context
+    from outrider.session.service import MAX_SESSIONS, ServiceConfig
 
     host, port = address(listen)
     if math.isnan(drain):
@@ -146,6 +195,7 @@ def cloud(
             private_key=tls_key,
             insecure=insecure,
             pace=target_pace / 1e3,
+            tenant_connections=MAX_CONNECTIONS // TENANT_PART if token_file else MAX_CONNECTIONS,
         )
         tls_context(config.certificate, config.private_key)  # before the model takes its time
     except ConfigurationError as error:
@@ -157,17 +207,33 @@ def cloud(
             device=device,
             deterministic=deterministic,
             threads=threads,
+            max_slots=slots,
         )
-        drafter = load_drafter(draft, loaded, device=device, threads=threads)
+        drafter = load_drafter(
+            draft, loaded, device=device, threads=threads, max_slots=max(slots, 1)
+        )
         costs = row_costs(loaded.model, added=config.pace)
     desk = SlotDesk(loaded.model, drafter)
-    asyncio.run(_serve(desk, loaded.tokenizer, config, drain, costs, until_eof=until_eof))
+    info = loaded.model.info
+    limits = ServiceConfig(
+        vocab_size=info.vocab_size,
+        context_length=info.context_length,
+        eos=info.eos_token_ids,
+        deterministic=info.deterministic,
+        max_batch_rows=batch_rows,
+        max_sessions_per_tenant=tenant_sessions
+        or MAX_SESSIONS // (TENANT_PART if token_file else 1),
+        stretch=tenant_stretch,
+        max_token_s=max_token_ms / 1e3 or math.inf,
+    )
+    asyncio.run(_serve(desk, loaded.tokenizer, config, limits, drain, costs, until_eof=until_eof))
 
 
 async def _serve(
     desk: Any,
     tokenizer: Any,
     config: Any,
+    limits: Any,
     drain: float,
     costs: list[tuple[int, float]],
     *,
@@ -177,7 +243,7 @@ async def _serve(
     from outrider.runtime.cloud import CloudServer
     from outrider.runtime.listening import calm_accepts
 
-    server = CloudServer(desk, tokenizer, config)
+    server = CloudServer(desk, tokenizer, config, service=limits)
     server.service.costs = RowCosts(costs)
     asked, hurried = asyncio.Event(), asyncio.Event()
 

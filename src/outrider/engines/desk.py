@@ -4,8 +4,12 @@ Rules:
 
 * A slot is reconciled with the session's committed ids before each forward, so rollback, a
   dropped block, eviction and a rebuild on another verifier are one and the same path (I4, I10).
-* When the engine has no free slot, the one unused for longest is given up; its session is
-  rebuilt from its ids when it comes back.
+* A session that is over leaves its slot *parked*. A new one of the same tenant whose ids begin
+  like those of a slot takes it over, or copies the part they share: the next turn of a
+  conversation and prompts with one head are not computed twice. Never across tenants, who could
+  find out by the time it takes what another one asked.
+* When the engine has no free slot, a parked one goes (of the tenant that has most, the oldest),
+  then the one unused for longest; its session is rebuilt from its ids when it comes back.
 * At least the newest committed token is always fed: its row is the one that is needed.
 * A forward takes in at most `chunk` ids that say nothing yet (a prompt, a rebuild), so that a
   long prompt does not hold up the sessions that share the engine. A job whose ids are not all in
@@ -14,7 +18,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,12 +34,15 @@ from outrider.engines.base import (
     LanguageModel,
     UnrecordedError,
     keep_prefix,
+    plan_prefix,
 )
 from outrider.engines.drafters import Drafter, DraftSession
 
 PREFILL_CHUNK: Final = 512
 """Ids of prompts that one forward takes in (our default): enough to keep an engine busy, and a
 running answer waits for no more than these."""
+MIN_SHARED: Final = 16
+"""Ids that must be alike before a slot is shared (our default): fewer are computed as fast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +55,10 @@ class DeskJob:
     drafts: tuple[int, ...] = ()
     own_draft: int = 0
     """Draft this many here, with the desk's own drafter, instead of judging `drafts`."""
+    room: int = PREFILL_CHUNK
+    """Most ids that say nothing yet which this forward may take in for the job, at least 1."""
+    tenant: str = ""
+    """Slots are shared within one tenant only."""
     prompt_length: int = 0
     params: SamplingParams = field(default_factory=SamplingParams)
     rule: Rule = Rule.COUPLED
@@ -90,6 +101,12 @@ class SlotDesk:
         self._drafter = drafter
         self._chunk = chunk
         self._slots: OrderedDict[int, int] = OrderedDict()
+        self._parked: OrderedDict[int, str] = OrderedDict()
+        """Slots of sessions that are over and their tenants, oldest first."""
+        self._tenants: dict[int, str] = {}
+        """Of each key that has a slot."""
+        self.shared_ids = 0
+        """Ids that were found in a slot of an earlier or another session."""
         self._drafts: dict[int, DraftSession] = {}
         self._filling: set[int] = set()
         """Keys whose slot holds a part of their ids."""
@@ -120,13 +137,15 @@ class SlotDesk:
 
     def _part(self, job: DeskJob, busy: set[int], room: int) -> tuple[_Part, int]:
         """The job's part of a forward that takes in `room` more ids, and what is left of them."""
-        slot = self._slot(job.key, busy)
+        slot = self._slot(job, busy)
         kept = keep_prefix(self.model, slot, job.committed)
         missing = len(job.committed) - 1 - kept
-        if missing > room and job.key not in self._whole:
+        own = min(room, job.room)
+        if missing > own and job.key not in self._whole:
             self._filling.add(job.key)
-            ids = job.committed[kept : kept + room]
-            return _Part(job, Block(slot=slot, start=kept, tokens=ids, rows=0) if ids else None), 0
+            ids = job.committed[kept : kept + own]
+            block = Block(slot=slot, start=kept, tokens=ids, rows=0) if ids else None
+            return _Part(job, block), room - own
         draft = self._draft(job)
         drafts = (draft or NO_DRAFT).tokens or job.drafts
         tokens = (*job.committed[kept:], *drafts)
@@ -156,34 +175,71 @@ class SlotDesk:
         except EngineError:
             return None  # a broken draft costs speed, never the answer
 
-    def _slot(self, key: int, busy: set[int]) -> int:
-        slot = self._slots.get(key)
+    def _slot(self, job: DeskJob, busy: set[int]) -> int:
+        slot = self._slots.get(job.key)
         if slot is None:
-            slot = self._open(busy)
-            self._slots[key] = slot
-        self._slots.move_to_end(key)
+            slot = self._slots[job.key] = self._begun(job, busy)
+            self._tenants[job.key] = job.tenant
+        self._slots.move_to_end(job.key)
         return slot
 
-    def _open(self, busy: set[int]) -> int:
+    def _begun(self, job: DeskJob, busy: set[int]) -> int:
+        """A slot for a new session, with what the tenant's other slots hold of its ids."""
+        mine = [s for s, tenant in self._parked.items() if tenant == job.tenant]
+        mine += [s for k, s in self._slots.items() if self._tenants[k] == job.tenant]
+        alike = {s: plan_prefix(self.model.tokens(s), job.committed) for s in mine}
+        best = max(alike, key=lambda s: alike[s], default=None)
+        shared = min(alike[best], len(job.committed) - 1) if best is not None else 0
+        if best is None or shared < MIN_SHARED:
+            return self._open(busy)
+        self.shared_ids += shared
+        if best in self._parked and 2 * shared >= self.model.length(best):
+            del self._parked[best]
+            return best
+        slot = self._open(busy, keep=best)
+        self.model.copy_prefix(best, slot, shared)
+        return slot
+
+    def _open(self, busy: set[int], *, keep: int | None = None) -> int:
+        """A new slot; `keep` is one that must not be given up for it."""
         try:
             return self.model.open()
         except EngineError:
-            victim = next((k for k in self._slots if k not in busy), None)
+            if self._unpark(keep):
+                return self.model.open()
+            victim = next(
+                (k for k, slot in self._slots.items() if k not in busy and slot != keep), None
+            )
             if victim is None:
                 raise
             self.evictions += 1
             if victim in self._filling:
                 self._whole.add(victim)
-            self.model.close(self._slots.pop(victim))
+            self.model.close(self._forget(victim))
             return self.model.open()
 
+    def _unpark(self, keep: int | None) -> bool:
+        """Give a parked slot up, if there is one."""
+        counts = Counter(self._parked.values())
+        free = {s: counts[tenant] for s, tenant in self._parked.items() if s != keep}
+        slot = max(free, key=lambda s: free[s], default=None)
+        if slot is not None:
+            del self._parked[slot]
+            self.model.close(slot)
+        return slot is not None
+
+    def _forget(self, key: int) -> int:
+        del self._tenants[key]
+        return self._slots.pop(key)
+
     def release(self, key: int) -> None:
-        """The session is over: free what it held. Unknown keys are fine (evicted before)."""
+        """The session is over: its slot may serve the next one. Unknown keys are fine (evicted
+        before)."""
         self._filling.discard(key)
         self._whole.discard(key)
-        slot = self._slots.pop(key, None)
-        if slot is not None:
-            self.model.close(slot)
+        if key in self._slots:
+            tenant = self._tenants[key]
+            self._parked[self._forget(key)] = tenant
         session = self._drafts.pop(key, None)
         if session is not None:
             session.close()
@@ -192,8 +248,15 @@ class SlotDesk:
         """Free everything: the verifier stops."""
         for key in {*self._slots, *self._drafts}:
             self.release(key)
+        while self._unpark(None):
+            pass
 
     @property
     def held(self) -> int:
-        """Slots in use."""
+        """Slots of sessions that live."""
         return len(self._slots)
+
+    @property
+    def parked(self) -> int:
+        """Slots kept for what they hold."""
+        return len(self._parked)

@@ -12,8 +12,8 @@ Rules:
     state       edge receives                          cloud receives
     HELLO       Hello, Error                           Hello
     READY       Opened Verdict Relaxed Marks Tokens    Open Resume Steer Draft Correct
-                Proposals TopK Row Logprobs Done       Cancel Ping Pong Error
-                Error GoAway Ping Pong
+                Proposals TopK Row Logprobs Pressure   Cancel Ping Pong Error
+                Done Error GoAway Ping Pong
     DRAINING    as READY                               as READY, but Open is refused (draining)
     CLOSED      -                                      -
 
@@ -49,6 +49,7 @@ from outrider.proto.messages import (
     Opened,
     Ping,
     Pong,
+    Pressure,
     Proposals,
     Relaxed,
     Resume,
@@ -88,6 +89,7 @@ _EDGE_HEARS: Final = frozenset(
         TopK,
         Row,
         Logprobs,
+        Pressure,
         Done,
         Error,
         GoAway,

@@ -143,6 +143,9 @@ class Open(Frozen, tag="open", frozen=True, kw_only=True):
     tv_left: float = 0.0
     """Rule 'ratio': what is left of the edge's budget for truncated residuals (core.residual). 0: a
     TOPK is of use only where it holds every id that p can draw."""
+    due_ms: Count = 0
+    """Milliseconds within which the edge wants its next token, from when the forward could run: of
+    one tenant's sessions the earliest goes first. 0: nothing said. It moves no other tenant."""
 
 
 class Resume(Frozen, tag="resume", frozen=True, kw_only=True):
@@ -176,6 +179,15 @@ class Steer(Frozen, tag="steer", frozen=True, kw_only=True):
     session: Count
     step: str
     """As in OPEN: 'wait' or 'step'."""
+
+
+class Pressure(Frozen, tag="pressure", frozen=True, kw_only=True):
+    """Cloud to edge: how many unjudged drafts of a session are of use under the present load.
+    Advice: drafts beyond it are not refused, they wait. The last one holds, on this connection."""
+
+    session: Count
+    window: Count | None
+    """0: speculation is off, the session should ask for 'step'. None: no limit any more."""
 
 
 class Opened(Frozen, tag="opened", frozen=True, kw_only=True):
@@ -417,6 +429,7 @@ Cold = (
     | Open
     | Resume
     | Steer
+    | Pressure
     | Marks
     | Opened
     | Done

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http
+import json
 import logging
 import math
 import time
@@ -46,6 +47,7 @@ log = logging.getLogger("outrider.cloud")
 PATH: Final = "/v1/outrider"
 """The one path that speaks the protocol."""
 HEALTH_PATH: Final = "/health"
+STATUS_PATH: Final = "/status"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +56,16 @@ class Route:
 
     login: bool
     """It asks for a bearer token whenever tokens are configured."""
-    body: str | None = None
-    """The whole answer to a GET; None: the path speaks the protocol."""
+    body: Callable[[CloudServer], str] | None = None
+    """Makes the whole answer to a GET; None: the path speaks the protocol."""
 
 
 ROUTES: Final[Mapping[str, Route]] = MappingProxyType(
-    {PATH: Route(login=True), HEALTH_PATH: Route(login=False, body="ok\n")}
+    {
+        PATH: Route(login=True),
+        HEALTH_PATH: Route(login=False, body=lambda _: "ok\n"),
+        STATUS_PATH: Route(login=True, body=lambda server: json.dumps(server.status()) + "\n"),
+    }
 )
 """Every path there is; any other is refused."""
 MAX_UNSENT_BYTES: Final = 256 * 1024
@@ -102,6 +108,8 @@ class CloudConfig:
     """Seconds added to every forward, standing for a larger target."""
     heartbeat: float = HEARTBEAT
     """Seconds of silence before a PING; after two such pauses a link is dead."""
+    tenant_connections: int = MAX_CONNECTIONS
+    """Most connections of one login."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.pace < math.inf:
@@ -179,6 +187,18 @@ class CloudServer:
             logger=discreet("outrider.cloud.socket"),
         )
 
+    def status(self) -> dict[str, object]:
+        """Facts for an operator, as JSON values; no prompt, no id, no token."""
+        return {
+            "model": self.desk.model.info.name,
+            "connections": len(self._peers),
+            **self.service.status(time.monotonic()),
+            "slots": self.desk.held,
+            "parked_slots": self.desk.parked,
+            "evictions": self.desk.evictions,
+            "shared_ids": self.desk.shared_ids,
+        }
+
     @property
     def port(self) -> int:
         """The port really bound (useful with port 0)."""
@@ -241,8 +261,9 @@ class CloudServer:
         if route.login and tenant is None:
             return socket.respond(http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed\n")
         if route.body is not None:
-            return socket.respond(http.HTTPStatus.OK, route.body)
-        if len(self._peers) >= MAX_CONNECTIONS:
+            return socket.respond(http.HTTPStatus.OK, route.body(self))
+        mine = sum(peer.tenant == tenant for peer in self._peers.values())
+        if len(self._peers) >= MAX_CONNECTIONS or mine >= self.config.tenant_connections:
             return socket.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections\n")
         socket.tenant = tenant  # type: ignore[attr-defined]
         return None
@@ -264,10 +285,11 @@ class CloudServer:
                 Role.CLOUD, self._hello(), now=time.monotonic(), heartbeat=self.config.heartbeat
             ),
             number,
+            socket.tenant,  # type: ignore[attr-defined]
             self._unblocked,
         )
         self._peers[number] = peer
-        self.service.connected(number, socket.tenant)  # type: ignore[attr-defined]
+        self.service.connected(number, peer.tenant)
         peer.flush()
         writer = asyncio.create_task(peer.write(), name=f"outrider-writer-{number}")
         watch = asyncio.create_task(self._watch(peer), name=f"outrider-watch-{number}")
@@ -388,7 +410,8 @@ class CloudServer:
         self.service.tick(time.monotonic())
         self._free_slots()
         if self._forwarding is None:
-            work = self._halves.popleft() if self._halves else self.service.batch()
+            now = time.monotonic()
+            work = self._halves.popleft() if self._halves else self.service.batch(now)
             if work:
                 self._forward(work)
         self._set_grace()
@@ -462,12 +485,14 @@ class _PeerSocket:
         socket: ServerConnection,
         connection: Connection,
         number: int,
+        tenant: str,
         unblocked: Callable[[int], None],
     ) -> None:
         """`unblocked`: told the number when a reader that had fallen behind has caught up."""
         self.socket = socket
         self.connection = connection
         self.number = number
+        self.tenant = tenant
         self.unsent = 0
         self.blocked = False
         """More is unsent than a session may add to."""
@@ -510,6 +535,8 @@ def _desk_job(item: Work) -> DeskJob:
         committed=item.job.committed,
         drafts=item.job.drafts,
         own_draft=item.cloud_draft,
+        room=item.room,
+        tenant=item.tenant,
         prompt_length=item.prompt_length,
         params=item.params,
         rule=item.rule,

@@ -50,6 +50,7 @@ from outrider.proto.messages import (
     Message,
     Open,
     Opened,
+    Pressure,
     Proposals,
     Relaxed,
     Resume,
@@ -193,6 +194,7 @@ class _Live:
     plan: Plan
     rule: Rule
     uid: bytes
+    due_ms: int = 0
     phase: Phase = Phase.NEW
     accepted: bool = False
     """Some cloud answered OPENED."""
@@ -286,9 +288,10 @@ class EdgeClient:
         reply: TopKReply | None = None,
         now: float,
         pilot: Pilot | None = None,
+        due_ms: int = 0,
     ) -> int:
-        """Begin a session; its number. Raises LocalError at the limit of sessions, RemoteError
-        when the cloud has refused this edge for good."""
+        """Begin a session; its number. `due_ms`: as OPEN says it. Raises LocalError at the limit of
+        sessions, RemoteError when the cloud has refused this edge for good."""
         if self.refusal is not None:
             raise RemoteError(self.refusal.code, self.refusal.message)
         if len(self._live) >= MAX_SESSIONS:
@@ -310,7 +313,9 @@ class EdgeClient:
             self._barren = self._faults = 0
             if self._link is _Link.DOWN:
                 self._down_since = now  # an idle link that was down has not failed anybody
-        self._live[number] = _Live(session=session, plan=plan, rule=rule, uid=self._uid())
+        self._live[number] = _Live(
+            session=session, plan=plan, rule=rule, uid=self._uid(), due_ms=due_ms
+        )
         return number
 
     def cancel(self, number: int) -> None:
@@ -546,6 +551,7 @@ class EdgeClient:
                     relax=relax_to_wire(relaxation.policy, session.ledger) if relaxation else None,
                     top_k_reply=session.reply.k,
                     tv_left=session.tv.left,
+                    due_ms=live.due_ms,
                 )
             )
         except LocalError as error:
@@ -578,6 +584,7 @@ class EdgeClient:
             reach=min(live.plan.window.reach, limit),
         )
         live.move(event)
+        live.session.limited(None)  # another verifier has another load
         live.heard = now
 
     def _say(self, live: _Live, messages: tuple[Message, ...]) -> None:
@@ -642,6 +649,8 @@ class EdgeClient:
                 step, replies = session.on_row(message, now)
             case Marks():
                 session.on_marks(message)
+            case Pressure():
+                session.limited(message.window)
             case Logprobs():
                 step = session.on_logprobs(message, now)
             case Done():

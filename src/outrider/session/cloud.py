@@ -550,6 +550,11 @@ class CloudSession:
         return self._job is not None
 
     @property
+    def drafts_come(self) -> bool:
+        """Its edge has sent drafts, and the answer goes on."""
+        return self._epoch >= 0 and self.generation.finish is None
+
+    @property
     def pending(self) -> int:
         """Drafts waiting to be judged."""
         return len(self._pending)

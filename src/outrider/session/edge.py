@@ -144,7 +144,9 @@ class EdgeSession:
         self.rejoined = 0
         """Committed tokens that came without a verdict but had been drafted all the same."""
         self.alone = False
-        """The controller found that speculation does not pay: the cloud should stream alone."""
+        """The controller found that speculation does not pay, or the cloud that it has no time for
+        drafts: the cloud should stream alone."""
+        self._limit: int | None = None
         self._pilot = pilot or Pilot()
         self._grown = 1.0
         self._last_window = policy.window
@@ -208,12 +210,17 @@ class EdgeSession:
         """Most unjudged drafts now: the policy's, the controller's, and what has grown on it."""
         policy = self.policy
         useful = self.generation.draft_room(policy.window)
-        window = self._pilot.length(now, useful)
+        limit = policy.most if self._limit is None else self._limit
+        window = self._pilot.length(now, min(useful, limit))
         self.alone = useful > 0 and window == 0
         if policy.reach and window:
-            window = min(int(window * self._grown), max(policy.reach, window))
+            window = min(int(window * self._grown), max(policy.reach, window), limit)
         self._last_window = window
         return window
+
+    def limited(self, window: int | None) -> None:
+        """The cloud wants at most `window` unjudged drafts from now on; None: no limit."""
+        self._limit = window
 
     def drafted(
         self, draft: core_draft.Draft, now: float, *, seconds: float = 0.0

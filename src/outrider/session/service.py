@@ -5,23 +5,28 @@ Rules:
 1. A session belongs to a tenant. Nobody reaches another tenant's session, by number or by uid.
 2. A connection that is lost detaches its sessions; they wait `grace` seconds for RESUME, then go.
    Whoever comes later opens anew with the committed tokens (I4).
-3. A batch takes ready sessions in the order in which they became ready, up to a row budget.
+3. Who shares a forward, and with how many rows, is `session.batching`'s to say.
    A session is in at most one batch; results are matched by key, never by place (field case 11).
    One whose prompt is only partly in (no rows came) runs again, behind those that became ready
    meanwhile (field case 33).
-4. At a limit the answer is `busy`, before anything is registered (I7). Registering and freeing
-   are one unit each: there is no path on which one half happens (field case 32).
+4. At a limit the answer is `busy`, before anything is registered (I7): of sessions in all, of a
+   tenant's, of how fast it opens them, of what a token may take. Registering and freeing are one
+   unit each: there is no path on which one half happens (field case 32).
 5. Hot frames for a session that is gone are dropped and counted: they crossed its end on the
    wire.
 6. OPEN and RESUME are idempotent: a repeated one for a session that already runs under that
    number is answered like the first. Another session under a number in use is refused with
    `duplicate-session`, and the one that runs is not touched.
+7. Where sessions share forwards, each is told how many drafts are still of use
+   (`session.pressure`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -46,14 +51,26 @@ from outrider.proto.messages import (
     Resume,
     Steer,
 )
+from outrider.proto.messages import Pressure as PressureMessage
+from outrider.session.batching import DEFAULT_STRETCH, DUE_S, FairShare, Ready, Share, enough
 from outrider.session.cloud import CloudSession, StepPolicy, Take, VerifyJob
 from outrider.session.generation import Generation, TextStream
+from outrider.session.pressure import EVERY_S, PROBE, Pressure
 from outrider.session.verifier import Verifier
 from outrider.session.wire import from_wire, relax_from_wire, reply_from_wire
 
 MAX_CLOUD_DRAFT: Final = 64
 """Most drafts a block that a co-located session may ask for."""
 UID_BYTES: Final = 16
+MAX_SESSIONS: Final = 256
+"""Sessions of a verifier (our default): four times what one forward takes."""
+OPENS_PER_S: Final = 16.0
+"""Sessions a second that one tenant may open for ever (our default): many more than it can have
+answered. Before that it may open as many at once as it may hold."""
+BUSY_S: Final = 2.0
+"""A session counts as under way so long after its last forward."""
+LOAD_RATE: Final = 0.1
+"""Weight of a new forward in the running means of the load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +82,17 @@ class ServiceConfig:
     eos: frozenset[int]
     deterministic: bool
     rules: frozenset[Rule] = frozenset(Rule)
-    max_sessions: int = 256
+    max_sessions: int = MAX_SESSIONS
     max_sessions_per_connection: int = 64
+    max_sessions_per_tenant: int = MAX_SESSIONS
     max_window: int = 256
     max_prompt_tokens: int = 1_000_000
     max_batch_rows: int = 64
     """Most rows in one batch: bounds how long everybody waits for one forward."""
+    stretch: float = DEFAULT_STRETCH
+    """How much longer a forward may become for tenants over their share (session.batching)."""
+    max_token_s: float = math.inf
+    """No new session once a forward over all that are under way would take longer (seconds)."""
     grace: float = 30.0
     """Seconds a detached session is kept."""
 
@@ -95,6 +117,9 @@ class Work:
     prompt_length: int
     cloud_draft: int
     """Draft this many here first (co-located speculation); 0: judge job.drafts."""
+    room: int
+    """Most ids of its prompt that this forward takes in."""
+    tenant: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +146,13 @@ class _Entry:
     rule: Rule
     cloud_draft: int
     lost_at: float = 0.0
+    due_s: float = DUE_S
+    """Seconds within which its next token is wanted."""
     fed_at: float = 0.0
     """When a piece of its prompt was last taken in (seconds)."""
+    ran_at: float = -math.inf
+    """When a forward of it ended last (seconds)."""
+    pressure: Pressure = field(default_factory=Pressure)
     dead: bool = False
 
     @property
@@ -138,6 +168,40 @@ class _Peer:
     """Session number to key."""
 
 
+@dataclass(slots=True)
+class _Opens:
+    """How many sessions a tenant may still open at once."""
+
+    left: float
+    filled: float
+    """Seconds: when `left` was brought up to date."""
+
+
+@dataclass(slots=True)
+class LoadMeans:
+    """Facts of the forwards so far, for people: counts, and running means of the newest."""
+
+    forwards: int = 0
+    rows: int = 0
+    """Judged: one for each token of the target, drafts included."""
+    fed: int = 0
+    """Ids appended to caches, prompts included."""
+    sessions: float = 0.0
+    """Sharing a forward, in the mean."""
+    queue_s: float = 0.0
+    step_s: float = 0.0
+
+    def note(self, *, rows: int, fed: int, queues: Sequence[float], seconds: float) -> None:
+        """A forward over `rows` rows is done; `queues`: seconds that its sessions waited for it."""
+        rate = LOAD_RATE if self.forwards else 1.0
+        self.forwards += 1
+        self.rows += rows
+        self.fed += fed
+        self.sessions += rate * (len(queues) - self.sessions)
+        self.queue_s += rate * (sum(queues) / len(queues) - self.queue_s)
+        self.step_s += rate * (seconds - self.step_s)
+
+
 class CloudService:
     """See the module docstring."""
 
@@ -149,9 +213,12 @@ class CloudService:
         self.costs = costs or RowCosts()
         """Of one session alone in a forward."""
         self._sharing = SharedCosts()
+        self._shares = FairShare(budget=config.max_batch_rows, stretch=config.stretch)
+        self._opens: dict[str, _Opens] = {}
+        self._pressed_at = -math.inf
         self.late_frames = 0
         """Hot frames that came for sessions already gone."""
-        self.forwards = 0
+        self.load = LoadMeans()
         self.released: list[int] = []
         """Keys whose cache slot the driver may free; it empties the list."""
         self._text = text
@@ -173,6 +240,11 @@ class CloudService:
     @property
     def unfinished(self) -> int:
         return sum(e.session.finish is None for e in self._entries.values())
+
+    @property
+    def forwards(self) -> int:
+        """Batches run."""
+        return self.load.forwards
 
     def connected(self, connection: int, tenant: str) -> None:
         self._peers[connection] = _Peer(tenant=tenant)
@@ -286,6 +358,8 @@ class CloudService:
         if len(peer.keys) >= config.max_sessions_per_connection:
             raise self._full(number)
         params, rule, policy, take = self._checked(message)
+        if previous is None:
+            self._let_in(peer.tenant, number, now)
         relax = self._relaxation(message, rule)
         reply = reply_from_wire(message, rule)
         generation = self._generation(message, params)
@@ -325,10 +399,46 @@ class CloudService:
             params=params,
             rule=rule,
             cloud_draft=message.cloud_draft,
+            due_s=message.due_ms / 1e3 if message.due_ms else DUE_S,
         )
         self._entries[entry.key] = entry
         self._by_uid[(peer.tenant, message.uid)] = entry.key
         return entry
+
+    def _let_in(self, tenant: str, number: int, now: float) -> None:
+        """Refuse one session more than this tenant, or everybody together, may have."""
+        config = self.config
+        most = config.max_sessions_per_tenant
+        if sum(e.tenant == tenant for e in self._entries.values()) >= most:
+            raise RemoteError(Code.BUSY, f"{most} sessions of this login are running", number)
+        token_s = self._token_s(len(self._under_way(now)) + 1)
+        if token_s > config.max_token_s:
+            raise RemoteError(
+                Code.BUSY,
+                f"with one more answer a token would take {1e3 * token_s:.0f} ms; the limit is "
+                f"{1e3 * config.max_token_s:.0f}",
+                number,
+            )
+        opens = self._opens.setdefault(tenant, _Opens(float(most), now))
+        opens.left = min(float(most), opens.left + OPENS_PER_S * (now - opens.filled))
+        opens.filled = now
+        if opens.left < 1.0:
+            raise RemoteError(
+                Code.BUSY, f"this login opens more than {OPENS_PER_S:g} sessions a second", number
+            )
+        opens.left -= 1.0
+
+    def _token_s(self, sessions: int) -> float:
+        """Seconds between two tokens of a session while so many are under way: a forward over all
+        of them, in as many batches as the row budget makes of it."""
+        if not self.costs:
+            return 0.0
+        rows = min(sessions, self.config.max_batch_rows)
+        seconds = self._sharing.of(rows, self.costs).seconds(rows)
+        return seconds * math.ceil(sessions / self.config.max_batch_rows)
+
+    def _under_way(self, now: float) -> list[_Entry]:
+        return [e for e in self._entries.values() if now - e.ran_at <= BUSY_S]
 
     def _same(self, peer: _Peer, number: int, uid: bytes) -> _Entry:
         """The session that runs under `number`, which must be the one `uid` names."""
@@ -403,6 +513,7 @@ class CloudService:
         entry = self._entries[key]
         self._detach(entry)
         entry.connection = connection
+        entry.pressure = Pressure()  # the edge forgets what was said on the old connection
         entry.session.number = number
         peer.keys[number] = key
         replay = entry.session.replay(message.base, message.digest, now)
@@ -437,54 +548,40 @@ class CloudService:
 
     # ---------------------------------------------------------------- batches
 
-    def batch(self) -> list[Work]:
-        """The next batch: ready sessions, oldest first, within the row budget. Those that choose
-        how many drafts to judge share what rows are worth (control.costs.share_rows)."""
-        ready = [e for e in self._entries.values() if self._may_run(e)]
-        ready.sort(key=lambda e: e.turn)
-        work: list[Work] = []
+    def batch(self, now: float) -> list[Work]:
+        """The next batch (session.batching), the engine's order. Empty: nobody is ready."""
+        ready = {e.key: self._ready(e) for e in self._entries.values() if self._may_run(e)}
+        costs = partial(self._sharing.of, base=self.costs)
+        shares = self._shares.batch(list(ready.values()), costs, now, alone=len(self._entries) == 1)
         # The engine takes prompts in in this order (field case 33).
-        for entry, count in sorted(self._shares(ready), key=lambda share: share[0].turn):
-            session = entry.session
-            work.append(
-                Work(
-                    key=entry.key,
-                    job=session.next_job(count),
-                    params=entry.params,
-                    rule=entry.rule,
-                    prompt_length=session.generation.sequence.prompt_length,
-                    cloud_draft=min(entry.cloud_draft, session.generation.tokens_left - 1),
-                )
-            )
+        work = [self._work(self._entries[share.key], share) for share in shares]
         self._running.update({w.key: self._entries[w.key] for w in work})
         return work
 
-    def _shares(self, ready: Sequence[_Entry]) -> list[tuple[_Entry, int]]:
-        """The sessions of the next forward, and how many drafts of each it judges."""
-        budget = self.config.max_batch_rows
-        taken: list[tuple[_Entry, int]] = []
-        choosing: list[_Entry] = []
-        rows, tokens = 0, 0.0
-        for entry in ready:
-            if rows + len(choosing) >= budget:
-                break
-            session = entry.session
-            if session.chooses:
-                choosing.append(entry)
-                continue
-            count = session.usable
-            taken.append((entry, count))
-            rows += 1 + max(count, entry.cloud_draft)
-            tokens += 1.0 + sum(session.curve.survival(count))
-        survivals = []
-        room = budget - rows - len(choosing)
-        for entry in choosing:
-            most = min(entry.session.usable, max(0, room))
-            survivals.append(entry.session.curve.survival(most))
-            room -= most
-        costs = self._sharing.of(len(taken) + len(choosing), self.costs)
-        counts = share_rows(survivals, costs, rows=rows, tokens=tokens)
-        return [*taken, *zip(choosing, counts, strict=True)]
+    def _ready(self, entry: _Entry) -> Ready:
+        session = entry.session
+        here = min(entry.cloud_draft, session.generation.tokens_left - 1)
+        return Ready(
+            key=entry.key,
+            tenant=entry.tenant,
+            due=entry.turn + entry.due_s,
+            most=here if entry.cloud_draft else session.usable,
+            chooses=session.chooses,
+            survival=session.curve.survival,
+        )
+
+    def _work(self, entry: _Entry, share: Share) -> Work:
+        session, own = entry.session, entry.cloud_draft > 0
+        return Work(
+            key=entry.key,
+            job=session.next_job(0 if own else share.drafts),
+            params=entry.params,
+            rule=entry.rule,
+            prompt_length=session.generation.sequence.prompt_length,
+            cloud_draft=share.drafts if own else 0,
+            room=share.room,
+            tenant=entry.tenant,
+        )
 
     def _may_run(self, entry: _Entry) -> bool:
         here = entry.connection is not None and entry.connection not in self._blocked
@@ -492,9 +589,11 @@ class CloudService:
 
     def finished(self, results: Sequence[Done], *, started: float, now: float) -> list[Outgoing]:
         """A batch is done. `started`, `now`: seconds, when its forward began and ended."""
-        self.forwards += 1
-        rows = sum(len(r.rows) for r in results)
-        if rows == sum(r.fed for r in results):  # a prefill says nothing about a step's cost
+        rows, fed = sum(len(r.rows) for r in results), sum(r.fed for r in results)
+        queues = [max(0.0, started - self._running[r.key].session.ready_at) for r in results]
+        self.load.note(rows=rows, fed=fed, queues=queues, seconds=now - started)
+        self._charge(results, fed, now - started, now)
+        if rows == fed:  # a prefill says nothing about a step's cost
             sessions = sum(r.fed > 0 for r in results)
             if sessions == 1:
                 self.costs.observe(rows, now - started)
@@ -503,7 +602,54 @@ class CloudService:
         for result in results:
             entry = self._running.pop(result.key)
             out += self._finish_one(entry, result, started, now)
+        return [*out, *self._press(now)]
+
+    def _charge(self, results: Sequence[Done], fed: int, seconds: float, now: float) -> None:
+        """To each tenant what it was given."""
+        others = len({e.tenant for e in self._entries.values()}) > 1
+        for result in results:
+            entry = self._running[result.key]
+            prompt = result.fed - len(result.rows)
+            self._shares.charge(
+                entry.tenant,
+                rows=len(result.rows),
+                fed=prompt,
+                seconds=seconds * prompt / fed if fed else 0.0,
+                others=others,
+                now=now,
+            )
+
+    def _press(self, now: float) -> list[Outgoing]:
+        """Tell sessions how many drafts are of use, now and then."""
+        if now - self._pressed_at < EVERY_S:
+            return []
+        self._pressed_at = now
+        active = self._under_way(now)
+        out: list[Outgoing] = []
+        for entry, worth in zip(active, self._worths(active), strict=True):
+            told = entry.session.drafts_come and entry.pressure.judge(worth, now)
+            if told and entry.connection is not None:
+                limit = entry.pressure.limit
+                message = PressureMessage(session=entry.session.number, window=limit)
+                out.append(Outgoing(connection=entry.connection, message=message))
         return out
+
+    def _worths(self, active: Sequence[_Entry]) -> list[float]:
+        """How many drafts of each session would be judged, if each had `PROBE`, in forwards that
+        as many share as would if all streamed: what drafts have to be better than. One session
+        alone is nobody's load."""
+        count = len(active)
+        if count < 2:
+            return [float(PROBE)] * count
+        costs = partial(self._sharing.of, base=self.costs)
+        together = enough([n / costs(n).seconds(n) for n in range(1, count + 1)])
+        worths = [0.0] * count
+        for first in range(0, count, together):
+            group = [(first + i) % count for i in range(together)]
+            survivals = [active[i].session.curve.survival(PROBE) for i in group]
+            for i, number in zip(group, share_rows(survivals, costs(together)), strict=True):
+                worths[i] = float(number)
+        return worths
 
     def _finish_one(
         self, entry: _Entry, result: Done, started: float, now: float
@@ -518,6 +664,7 @@ class CloudService:
             if result.fed:  # whoever got nothing keeps its place
                 entry.fed_at = now
             return []
+        entry.ran_at = now
         load = Load(
             queue_us=int(max(0.0, started - session.ready_at) * 1e6),
             step_us=int((now - started) * 1e6),
@@ -544,6 +691,31 @@ class CloudService:
                 out.append(Outgoing(connection=entry.connection, message=error))
             self._free(entry)
         return out
+
+    def status(self, now: float) -> dict[str, object]:
+        """Facts for an operator: JSON values, no prompt, no id."""
+        load, service = self.load, self._shares.service()
+        held: dict[str, int] = {}
+        for entry in self._entries.values():
+            held[entry.tenant] = held.get(entry.tenant, 0) + 1
+        return {
+            "sessions": self.sessions,
+            "under_way": len(self._under_way(now)),
+            "draining": self._draining,
+            "forwards": load.forwards,
+            "rows": load.rows,
+            "fed": load.fed,
+            "sessions_per_forward": load.sessions,
+            "queue_ms": 1e3 * load.queue_s,
+            "step_ms": 1e3 * load.step_s,
+            "row_ms": [[rows, 1e3 * seconds] for rows, seconds in self.costs.curve()],
+            "late_frames": self.late_frames,
+            "limited": sum(e.pressure.limit is not None for e in self._entries.values()),
+            "tenants": {
+                name: {"sessions": held.get(name, 0), "rows": service.get(name, 0.0)}
+                for name in sorted({*held, *service})
+            },
+        }
 
     # ---------------------------------------------------------------- time
 
