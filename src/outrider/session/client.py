@@ -632,11 +632,6 @@ class EdgeClient:
         step: Step | None = None
         replies: tuple[Message, ...] = ()
         match message:
-            case Opened():
-                if live.opened_at is not None and not live.accepted:
-                    session.greeted(now - live.opened_at, now)
-                live.move("OPENED")
-                live.accepted = True
             case Verdict() | Relaxed():
                 step = session.on_verdict(message, now)
             case Tokens():
@@ -647,17 +642,28 @@ class EdgeClient:
                 step, replies = session.on_top_k(message, now)
             case Row():
                 step, replies = session.on_row(message, now)
-            case Marks():
-                session.on_marks(message)
-            case Pressure():
-                session.limited(message.window)
             case Logprobs():
                 step = session.on_logprobs(message, now)
-            case Done():
-                self._done(number, live, message)
+            case _:
+                self._told(number, live, message, now)
         self._say(live, replies)
         if step is not None:
             self._committed(number, live, step, now)
+
+    def _told(self, number: int, live: _Live, message: Message, now: float) -> None:
+        """Words about a session that commit nothing."""
+        match message:
+            case Opened():
+                if live.opened_at is not None and not live.accepted:
+                    live.session.greeted(now - live.opened_at, now)
+                live.move("OPENED")
+                live.accepted = True
+            case Marks():
+                live.session.on_marks(message)
+            case Pressure():
+                live.session.limited(message.window)
+            case Done():
+                self._done(number, live, message)
 
     def _check_ids(self, message: Message, number: int) -> None:
         """No id outside the vocabulary reaches the text stream or the draft engine."""
