@@ -65,15 +65,17 @@ class Room:
         try:
             await place
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
-                self.active -= count  # it was given a place at the moment it left
+            if place.cancelled():  # `_wake` may have met it first
+                if entry in self._queue:
+                    self._queue.remove(entry)
             else:
-                self._queue.remove(entry)
+                self.active -= count  # it was given a place at the moment it left
             self._wake()
             raise
 
     def _wake(self) -> None:
         while self._queue and self.active + self._queue[0][0] <= self.places:
             count, place = self._queue.popleft()
-            self.active += count
-            place.set_result(None)
+            if not place.cancelled():
+                self.active += count
+                place.set_result(None)
