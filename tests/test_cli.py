@@ -455,7 +455,8 @@ def test_doctor_without_torch_names_the_command(outrider: Out, monkeypatch: pyte
     versions = diagnose._version
 
     def version(name: str) -> str | None:
-        return None if name in diagnose.PACKAGES["torch"] else versions(name)
+        absent = {*diagnose.PACKAGES["torch"], *diagnose.PACKAGES["llamacpp"]}
+        return None if name in absent else versions(name)
 
     monkeypatch.setattr(diagnose, "_version", version)
     code, out, _ = outrider("doctor")
@@ -466,6 +467,18 @@ def test_doctor_without_torch_names_the_command(outrider: Out, monkeypatch: pyte
     facts = json.loads(out)
     assert (code, err, facts["ok"]) == (1, "", False)
     assert facts["problems"][0]["fix"] == 'pip install "outrider[torch]"'
+
+
+def test_doctor_is_content_with_one_engine(outrider: Out, monkeypatch: pytest.MonkeyPatch):
+    from outrider import diagnose
+
+    here = {*diagnose.PACKAGES["base"], *diagnose.PACKAGES["llamacpp"]}
+    monkeypatch.setattr(diagnose, "_version", lambda name: "1" if name in here else None)
+    monkeypatch.setattr("outrider.engines.builtin.find_gguf", lambda: Path("there.gguf"))
+    code, out, _ = outrider("doctor")
+    assert code == 0
+    assert "llama-cpp-python 1" in out
+    assert "torch (missing)" in out
 
 
 def test_doctor_without_weights_names_the_command(outrider: Out, monkeypatch: pytest.MonkeyPatch):

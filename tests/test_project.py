@@ -254,6 +254,7 @@ def test_every_dependency_names_its_reason():
 def test_pins_cover_the_project_and_hold_no_address():
     extras = PROJECT["optional-dependencies"]
     wanted = names(PROJECT["dependencies"]).union(*map(names, extras.values())) - {"outrider"}
+    wanted -= {"llama-cpp-python"}  # compiled where it is installed: minutes, so not for every run
     dev, torch = pinned("dev.txt"), pinned("torch.txt")
     assert wanted <= set(dev) | set(torch)
     assert names(PROJECT["dependencies"]) <= set(pinned("base.txt"))

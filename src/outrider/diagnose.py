@@ -19,8 +19,11 @@ from outrider.engines import builtin
 PACKAGES: Final = {
     "base": ("numpy", "typer", "rich"),
     "torch": ("torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate", "jinja2"),
+    "llamacpp": ("llama-cpp-python", "jinja2"),
 }
 """Extra (base: none needed) to the distributions it brings, as in pyproject.toml."""
+ENGINES: Final = ("torch", "llamacpp")
+"""Extras that bring an engine for real models: one of them is enough."""
 CPU_FLAGS: Final = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16")
 """The processor features that decide how fast bfloat16 and int8 run."""
 INSTALL_TORCH: Final = 'pip install "outrider[torch]"'
@@ -113,12 +116,17 @@ def _version(distribution: str) -> str | None:
 
 
 def _package_problems(packages: dict[str, str | None]) -> list[Problem]:
+    missing = {
+        extra: [name for name in names if packages[name] is None]
+        for extra, names in PACKAGES.items()
+    }
     problems = []
-    for extra, names in PACKAGES.items():
-        missing = [name for name in names if packages[name] is None]
-        if missing:
-            fix = INSTALL_TORCH if extra == "torch" else "pip install outrider"
-            problems.append(Problem(what=f"not installed: {', '.join(missing)}", fix=fix))
+    if missing["base"]:
+        what = f"not installed: {', '.join(missing['base'])}"
+        problems.append(Problem(what=what, fix="pip install outrider"))
+    if all(missing[extra] for extra in ENGINES):
+        what = f"not installed: {', '.join(missing['torch'])} (or, without torch: llama-cpp-python)"
+        problems.append(Problem(what=what, fix=INSTALL_TORCH))
     return problems
 
 

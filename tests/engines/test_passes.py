@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.engines.base import Block
-from outrider.engines.passes import Pass, bucket, plan_bucketed, plan_plain
+from outrider.engines.passes import Pass, bucket, plan_bucketed, plan_even, plan_plain
 
 CONTEXT = 300
 
@@ -77,3 +77,30 @@ def test_sessions_of_one_bucket_share_a_pass() -> None:
 def test_a_block_is_cut_at_a_bucket_border() -> None:
     passes = plan_bucketed(blocks_of([(62, 4)]), rows=8, context=CONTEXT)
     assert [(each.span, each.rows) for each in passes] == [(64, 2), (128, 2)]
+
+
+# --- even passes -------------------------------------------------------------------------
+
+
+@given(lengths, st.integers(6, 40), st.randoms(use_true_random=False))
+def test_even_passes_are_rectangles_over_neighbouring_lanes(shapes, rows, chance) -> None:
+    blocks = blocks_of(shapes)
+    lanes = chance.sample(range(9), len(blocks))
+    passes = plan_even(blocks, lanes=lanes, rows=rows)
+    for each in passes:
+        assert each.rows <= rows
+        assert len({segment.count for segment in each.segments}) == 1
+        taken = [lanes[segment.block] for segment in each.segments]
+        assert taken == list(range(taken[0], taken[0] + len(taken)))
+    for i, block in enumerate(blocks):
+        count = len(block.tokens)
+        assert rows_of(passes, i) == [(at, block.start + at) for at in range(count)]
+
+
+def test_even_passes_share_what_they_can() -> None:
+    blocks = blocks_of([(0, 5), (10, 2), (20, 2)])
+    shared = plan_even(blocks, lanes=[1, 0, 2], rows=64)
+    assert [(len(each.segments), each.rows) for each in shared] == [(3, 6), (1, 3)]
+    apart = plan_even(blocks, lanes=[0, 2, 4], rows=64)
+    assert [each.rows for each in apart] == [5, 2, 2]
+    assert [each.rows for each in plan_even(blocks[:1], lanes=[0], rows=2)] == [2, 2, 1]

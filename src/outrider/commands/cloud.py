@@ -50,7 +50,11 @@ def address(listen: str) -> tuple[str, int]:
 def cloud(
     model: Annotated[
         str,
-        typer.Option(metavar="MODEL", help="The target: builtin:smollm2, a hub id, or a folder."),
+        typer.Option(
+            metavar="MODEL",
+            help="The target: builtin:smollm2, builtin:smollm2-gguf, a hub id, a folder, or a "
+            ".gguf file.",
+        ),
     ] = DEFAULT_TARGET,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")

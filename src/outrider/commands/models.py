@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from outrider.commands import console
 from outrider.commands.errors import CommandError
@@ -13,6 +14,7 @@ from outrider.core.ledger import Account
 from outrider.core.relaxation import Relaxation
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.diagnose import shipped_drafts
+from outrider.engines import builtin
 from outrider.engines.base import EngineError, LanguageModel
 from outrider.runtime.local import (
     GenerationRequest,
@@ -20,6 +22,9 @@ from outrider.runtime.local import (
     GenerationStream,
     LocalGenerator,
 )
+
+ONE_REQUEST: Final = 2
+"""Slots for a command that answers one request: its own, and company for the self-check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +69,10 @@ def encode(tokenizer: Any, prompt: str, *, raw: bool, system: str | None) -> tup
 
 
 def default_draft(target: str) -> str:
-    """Who drafts when nobody says: the shipped draft fits the built-in target alone, and a build
-    may come without it."""
-    small = target.startswith("builtin:") and "small.safetensors" in shipped_drafts()
-    return "lookup+small" if small else "lookup"
+    """Who drafts when nobody says: the shipped draft fits the built-in target alone, needs torch,
+    and a build may come without it."""
+    ours = target == builtin.SPEC and importlib.util.find_spec("torch") is not None
+    return "lookup+small" if ours and "small.safetensors" in shipped_drafts() else "lookup"
 
 
 def load(
@@ -93,10 +98,13 @@ def load(
             device=device,
             deterministic=deterministic,
             threads=threads,
+            max_slots=ONE_REQUEST,
         )
         drafter = None
         if draft_length > 0:
-            drafter = load_drafter(draft, loaded, device=device, threads=threads)
+            drafter = load_drafter(
+                draft, loaded, device=device, threads=threads, max_slots=ONE_REQUEST
+            )
     generator = LocalGenerator(loaded.model, loaded.tokenizer, drafter)
     return Pair(tokenizer=loaded.tokenizer, generator=generator)
 
@@ -108,7 +116,9 @@ def load_edge_only(*, target: str, draft: str | None, device: str, threads: int 
     name = default_draft(target) if draft is None else draft
     vocabulary = load_vocabulary(target)
     with console.waiting(f"loading {name}"):
-        drafter = load_drafter(name, vocabulary, device=device, threads=threads)
+        drafter = load_drafter(
+            name, vocabulary, device=device, threads=threads, max_slots=ONE_REQUEST
+        )
     model: LanguageModel | None = getattr(drafter, "model", None)
     if model is None:
         raise CommandError(f"edge-only needs a draft model, and {name!r} has none: give --draft")

@@ -48,7 +48,8 @@ Target = Annotated[
     str,
     typer.Option(
         metavar="MODEL",
-        help="The model whose text you get: builtin:smollm2, a hub id, or a folder.",
+        help="The model whose text you get: builtin:smollm2, a hub id, a folder, or a .gguf file "
+        "(builtin:smollm2-gguf: the built-in one on llama.cpp).",
         rich_help_panel=MODELS,
     ),
 ]
@@ -57,8 +58,8 @@ Draft = Annotated[
     typer.Option(
         metavar="MODEL",
         help="Who guesses: small, large (both ship with builtin:smollm2), lookup (copies from "
-        "the text so far), lookup+small, lookup+large, none, a hub id, a folder, or replay:FILE "
-        "(outrider record). "
+        "the text so far), lookup+small, lookup+large, none, a hub id, a folder, a .gguf file "
+        "(builtin:smollm2-gguf fits builtin:smollm2), or replay:FILE (outrider record). "
         "Default: lookup+small for the built-in target, lookup for any other.",
         show_default=False,
         rich_help_panel=MODELS,
@@ -70,7 +71,7 @@ DtypeOption = Annotated[
         "--dtype",
         metavar="TYPE",
         help="Number format: bfloat16, float16, float32; auto: bfloat16 for the built-in "
-        "target, else the checkpoint's own.",
+        "target, else the checkpoint's own; a .gguf file has its own, too.",
         rich_help_panel=NUMERICS,
     ),
 ]
@@ -86,8 +87,9 @@ Deterministic = Annotated[
     bool,
     typer.Option(
         metavar="",
-        help="Forwards of one fixed shape: the same seed gives the same text whatever the "
-        "draft. Off is faster, and near-ties may then fall the other way (they are counted).",
+        help="The same seed gives the same text whatever the draft, by forwards of one fixed shape "
+        "(llama.cpp needs none). Off is faster, and near-ties may then fall the other way (they "
+        "are counted).",
         rich_help_panel=NUMERICS,
     ),
 ]
@@ -97,7 +99,8 @@ Threads = Annotated[
         min=1,
         max=1024,
         metavar="N",
-        help="Processor threads for the models; left out, torch chooses.",
+        help="Processor threads for the models; left out, torch chooses; llama.cpp takes half of "
+        "the processors.",
         show_default=False,
         rich_help_panel=NUMERICS,
     ),

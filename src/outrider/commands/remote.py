@@ -143,7 +143,11 @@ def answer(remote: Remote, question: Question, *, as_json: bool) -> None:
         name = question.draft or models.default_draft(question.target)
         with console.waiting(f"loading the draft {name}"):
             drafter = load_drafter(
-                name, vocabulary, device=question.device, threads=question.threads
+                name,
+                vocabulary,
+                device=question.device,
+                threads=question.threads,
+                max_slots=models.ONE_REQUEST,
             )
     ids = models.encode(
         vocabulary.tokenizer, question.text, raw=question.raw, system=question.system

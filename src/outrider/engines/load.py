@@ -3,6 +3,8 @@
 | spec | what it is |
 | --- | --- |
 | `builtin:smollm2` | the built-in target (engines/builtin.py) |
+| `builtin:smollm2-gguf` | the same weights as they are stored (q4_1), on llama.cpp |
+| `gguf:PATH`, or a path that ends in `.gguf` | a GGUF file, on llama.cpp |
 | `toy`, `toy:SEED`, `toy:SEED:SHARE` | a random law over bytes; SHARE of contexts follow another |
 | a folder | a transformers checkpoint with its tokenizer |
 | `owner/name` | the same on the Hugging Face hub |
@@ -53,6 +55,9 @@ DEFAULT_DRAFT_SLOTS: Final = 16
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 _TORCH_MODULES: Final = ("torch", "transformers", "tokenizers", "safetensors")
+_GGUF: Final = "gguf:"
+_GGUF_MODULES: Final = {"llama_cpp": "llama-cpp-python", "jinja2": "jinja2"}
+"""Modules of the llamacpp extra, and the distributions that bring them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +70,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wish:
-    """How a transformers model is to be run."""
+    """How a model is to be run."""
 
     dtype: str
     device: str
@@ -89,7 +94,8 @@ def load_target(
 ) -> Loaded:
     """Load a target. `dtype` 'auto': bfloat16 for the built-in, else the checkpoint's own.
     `device` 'auto': CUDA where there is one. `threads`: of torch on the CPU, for the whole
-    process. `rows`: of a deterministic pass. `context_length`: less than the model's own.
+    process; of llama.cpp, for this model. `rows`: of a deterministic pass (llama.cpp needs no
+    fixed number). `context_length`: less than the model's own.
 
     A deterministic target is tried before it is returned: EngineError where it is none here."""
     wish = _Wish(
@@ -104,8 +110,12 @@ def load_target(
     _check_names(wish)
     if spec == "toy" or spec.startswith("toy:"):
         return _load_toy(spec, max_slots=max_slots)
-    load = _load_builtin if spec.startswith("builtin:") else _load_pretrained
-    loaded = load(spec, wish)
+    if _gguf_path(spec) is not None:
+        loaded = _load_gguf(spec, wish)
+    elif spec.startswith("builtin:"):
+        loaded = _load_builtin(spec, wish)
+    else:
+        loaded = _load_pretrained(spec, wish)
     require_bits(loaded.model)
     return loaded
 
@@ -118,14 +128,18 @@ def load_vocabulary(spec: str) -> Loaded:
     itself, and where the cloud found another the answer would be refused as a contradiction."""
     if spec == "toy" or spec.startswith("toy:"):
         return _load_toy(spec, max_slots=1)
+    if _gguf_path(spec) is not None:
+        return _gguf_vocabulary(spec)
     if spec.startswith("builtin:"):
         from outrider.engines import builtin
 
-        if spec != builtin.SPEC:
-            raise ModelNotFoundError(f"unknown built-in model {spec!r}; there is {builtin.SPEC}")
+        _require_builtin(spec)
+        if not _installed("transformers") and _installed(*_GGUF_MODULES):
+            # An edge without torch: the same vocabulary out of the same file.
+            return _gguf_vocabulary(builtin.GGUF_SPEC)
         _require("tokenizers", "transformers", "gguf")
         builtin.gguf_path()
-        return _absent(spec, builtin.load_config(), builtin.load_tokenizer())
+        return _hf_absent(spec, builtin.load_config(), builtin.load_tokenizer())
     _require("tokenizers", "transformers")
     source = _source(spec)
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
@@ -137,7 +151,8 @@ def load_vocabulary(spec: str) -> Loaded:
             answering = GenerationConfig.from_pretrained(source)
         except OSError:  # none beside the weights: transformers derives it from the config
             answering = GenerationConfig.from_model_config(config)
-    return _absent(spec, config, HFTokenizer(words, eos_token_ids=_end_ids(answering, words)))
+    tokenizer = HFTokenizer(words, eos_token_ids=_end_ids(answering, words))
+    return _hf_absent(spec, config, tokenizer)
 
 
 def _end_ids(generation_config: Any, words: Any) -> set[int]:
@@ -148,12 +163,17 @@ def _end_ids(generation_config: Any, words: Any) -> set[int]:
     return {*listed, *own}
 
 
-def _absent(spec: str, config: Any, tokenizer: Tokenizer) -> Loaded:
+def _hf_absent(spec: str, config: Any, tokenizer: Tokenizer) -> Loaded:
+    width = number(config.get_text_config(decoder=True), "vocab_size")
+    return _absent(spec, tokenizer, width=width, context=usable_context(config, None))
+
+
+def _absent(spec: str, tokenizer: Tokenizer, *, width: int, context: int) -> Loaded:
     info = ModelInfo(
         name=spec,
         vocab_size=tokenizer.vocab_size,
-        logits_width=number(config.get_text_config(decoder=True), "vocab_size"),
-        context_length=usable_context(config, None),
+        logits_width=width,
+        context_length=context,
         fingerprint=tokenizer.fingerprint,
         dtype="none",
         eos_token_ids=tokenizer.eos_token_ids,
@@ -215,11 +235,23 @@ def _check_names(wish: _Wish) -> None:
         raise EngineError(f"unknown device {wish.device!r}; use auto, cpu, cuda or cuda:N")
 
 
-def _require(*modules: str) -> None:
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+def _installed(*modules: str) -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in modules)
+
+
+def _require(*modules: str, extra: str = "torch") -> None:
+    missing = [name for name in modules if not _installed(name)]
     if missing:
-        raise MissingExtraError(
-            f"{', '.join(missing)} not installed; run: pip install 'outrider[torch]'"
+        names = ", ".join(_GGUF_MODULES.get(name, name) for name in missing)
+        raise MissingExtraError(f"{names} not installed; run: pip install 'outrider[{extra}]'")
+
+
+def _require_builtin(spec: str) -> None:
+    from outrider.engines import builtin
+
+    if spec != builtin.SPEC:
+        raise ModelNotFoundError(
+            f"unknown built-in model {spec!r}; there is {builtin.SPEC} and {builtin.GGUF_SPEC}"
         )
 
 
@@ -271,14 +303,79 @@ def _load_toy(spec: str, *, max_slots: int) -> Loaded:
 def _load_builtin(spec: str, wish: _Wish) -> Loaded:
     from outrider.engines import builtin
 
-    if spec != builtin.SPEC:
-        raise ModelNotFoundError(f"unknown built-in model {spec!r}; there is {builtin.SPEC}")
+    _require_builtin(spec)
     _require(*_TORCH_MODULES, "gguf")
     builtin.gguf_path()
     device = _device(wish)
     dtype = "bfloat16" if wish.dtype == "auto" else wish.dtype
     tokenizer = builtin.load_tokenizer()
     return _engine(spec, builtin.load_model(dtype).to(device), tokenizer, wish)
+
+
+def _gguf_path(spec: str) -> Path | None:
+    """The file that a spec for llama.cpp names; None: it is for another engine."""
+    from outrider.engines import builtin
+
+    if spec == builtin.GGUF_SPEC:
+        return builtin.gguf_path()
+    if spec.startswith(_GGUF) or spec.endswith(".gguf"):
+        return Path(spec.removeprefix(_GGUF)).expanduser()
+    return None
+
+
+def _load_gguf(spec: str, wish: _Wish) -> Loaded:
+    path = _gguf_path(spec)
+    assert path is not None
+    _require(*_GGUF_MODULES, extra="llamacpp")
+    from outrider.engines.gguf_tokenizer import GGUFTokenizer
+    from outrider.engines.llama_native import NativeModel
+    from outrider.engines.llamacpp import LlamaCppModel
+
+    if wish.dtype != "auto":
+        raise EngineError(
+            f"{spec} computes in the format its weights are stored in; leave --dtype at auto"
+        )
+    gpu = _gguf_on_gpu(wish)
+    native = NativeModel(path, gpu=gpu)
+    tokenizer = GGUFTokenizer(native)
+    model = LlamaCppModel(
+        native,
+        name=spec,
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+        same_bits=wish.deterministic,
+        threads=wish.threads,
+        device="gpu" if gpu else "cpu",
+        max_slots=wish.max_slots,
+        context_length=wish.context_length,
+    )
+    return Loaded(model=model, tokenizer=tokenizer)
+
+
+def _gguf_on_gpu(wish: _Wish) -> bool:
+    from outrider.engines.llama_native import has_gpu
+
+    here = has_gpu()
+    if wish.device not in ("auto", "cpu") and not here:
+        raise EngineError(
+            f"device {wish.device!r} asked for, but this build of llama-cpp-python runs on the CPU"
+        )
+    return here and wish.device != "cpu"
+
+
+def _gguf_vocabulary(spec: str) -> Loaded:
+    """Tokenizer and facts of a GGUF file, without its weights."""
+    path = _gguf_path(spec)
+    assert path is not None
+    _require(*_GGUF_MODULES, extra="llamacpp")
+    from outrider.engines.gguf_tokenizer import GGUFTokenizer
+    from outrider.engines.llama_native import NativeModel
+    from outrider.engines.llamacpp import usable_context as gguf_context
+
+    native = NativeModel(path, vocabulary_only=True)
+    context = gguf_context(native, None)
+    return _absent(spec, GGUFTokenizer(native), width=native.width, context=context)
 
 
 def _load_pretrained(spec: str, wish: _Wish) -> Loaded:

@@ -114,6 +114,37 @@ def plan_plain(blocks: Sequence[Block], *, rows: int) -> list[Pass]:
     return passes
 
 
+def plan_even(blocks: Sequence[Block], *, lanes: Sequence[int], rows: int) -> list[Pass]:
+    """Passes of at most `rows` rows in which every block has as many rows as the others.
+
+    `lanes[i]` is where block i lives; the blocks of a pass are in neighbouring lanes, ascending.
+    For engines that hold the cache as one array over lanes and rows.
+    """
+    left = [len(block.tokens) for block in blocks]
+    order = sorted(range(len(blocks)), key=lambda i: lanes[i])
+    passes: list[Pass] = []
+    while waiting := [i for i in order if left[i]]:
+        run = waiting[:1]
+        for i in waiting[1:rows]:
+            if lanes[i] != lanes[run[-1]] + 1:
+                break
+            run.append(i)
+        count = min(rows // len(run), *(left[i] for i in run))
+        passes.append(
+            Pass(segments=tuple(_next(blocks, i, left[i], count) for i in run), span=None)
+        )
+        for i in run:
+            left[i] -= count
+    return passes
+
+
+def _next(blocks: Sequence[Block], index: int, left: int, count: int) -> Segment:
+    """The next `count` rows of a block of which `left` are still to come."""
+    offset = len(blocks[index].tokens) - left
+    position = blocks[index].start + offset
+    return Segment(block=index, offset=offset, position=position, count=count)
+
+
 def _waiting(
     blocks: Sequence[Block], done: Sequence[int], context: int
 ) -> list[tuple[Segment, int]]:

@@ -257,10 +257,10 @@ def _byte_table(tokenizer: Any) -> list[bytes]:
     pieces += [None] * (size - len(pieces))
     kinds = _decoder_kinds(tokenizer)
     if "ByteLevel" in kinds:
-        letters = _byte_letters()
-        plain = [_from_letters(piece or "", letters) for piece in pieces]
+        letters = byte_letters()
+        plain = [from_letters(piece or "", letters) for piece in pieces]
     elif kinds & {"ByteFallback", "Metaspace", "Replace"}:
-        plain = [_from_sentencepiece(piece or "") for piece in pieces]
+        plain = [from_sentencepiece(piece or "") for piece in pieces]
     else:
         plain = _by_asking(tokenizer, size)
     return [added.get(i, entry) for i, entry in enumerate(plain)]
@@ -293,7 +293,7 @@ def _strips_blank(tokenizer: Any) -> bool:
     return False
 
 
-def _byte_letters() -> dict[str, int]:
+def byte_letters() -> dict[str, int]:
     """GPT-2's alphabet: printable bytes stand for themselves, the rest are moved up."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = {chr(byte): byte for byte in shown}
@@ -301,14 +301,14 @@ def _byte_letters() -> dict[str, int]:
     return letters | {chr(256 + i): byte for i, byte in enumerate(moved)}
 
 
-def _from_letters(piece: str, letters: Mapping[str, int]) -> bytes:
+def from_letters(piece: str, letters: Mapping[str, int]) -> bytes:
     try:
         return bytes([letters[letter] for letter in piece])
     except KeyError:  # not written in the alphabet: the decoder takes such a piece as it is
         return piece.encode()
 
 
-def _from_sentencepiece(piece: str) -> bytes:
+def from_sentencepiece(piece: str) -> bytes:
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         return bytes([int(piece[3:5], 16)])
     return piece.replace(_BLANK, " ").encode()
