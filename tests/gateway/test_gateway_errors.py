@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -482,3 +483,32 @@ def test_the_helpers_of_these_tests_know_an_error():
             await work(gateway)
 
     run(whole())
+
+
+def test_a_cloud_that_refused_this_edge_is_asked_again(tmp_path: Path):
+    """A mistake in the cloud's configuration, put right, is over without a restart here."""
+    file = tmp_path / "tokens"
+    file.write_text("edge:another\n")
+    tokens = dict(read_tokens(file))
+
+    async def work() -> None:
+        async with served(cloud={"tokens": tokens}, token="mine") as gateway:
+            refused(await gateway.post(CHAT, chat()), 502, None, "cloud_error")
+            file.write_text("edge:mine\n")
+            tokens.update(read_tokens(file))
+            assert (await gateway.post(CHAT, chat())).status_code == 200
+
+    run(work())
+
+
+def test_the_schema_of_the_requests_has_all_its_parts():
+    async def work() -> None:
+        async with served() as gateway:
+            page = (await gateway.http.get("/openapi.json")).json()
+            refs = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(page)))
+            assert {"ChatMessage", "OutriderOptions"} <= refs <= set(page["components"]["schemas"])
+            for path in PATHS:
+                body = page["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+                assert body["schema"]["additionalProperties"] is False
+
+    run(work())

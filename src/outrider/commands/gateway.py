@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -214,8 +215,8 @@ async def run(
     drafter: Any,
     *,
     cloud_ended: Callable[[], Awaitable[object]] | None = None,
-) -> None:
-    """Serve until a signal, or until `cloud_ended` returns. Raises OSError, CommandError."""
+) -> bool:
+    """Serve until a signal, or until `cloud_ended` returns: then True. Raises OSError."""
     from outrider.gateway.app import make_app
     from outrider.gateway.server import GatewayServer
     from outrider.runtime.edge import EdgeRuntime
@@ -232,9 +233,11 @@ async def run(
         try:
             await server.start()
         except OSError as error:
+            # Python's own words repeat the address.
+            number = error.errno or 0
+            why = os.strerror(number) if number > 0 else error.strerror
             where = f"{config.host}:{front.port}"
-            raise OSError(f"cannot listen on {where}: {error.strerror}; give another --listen") \
-                from None  # fmt: skip
+            raise OSError(f"cannot listen on {where}: {why}; give another --listen") from None
 
         def hurry() -> None:
             hurried.set()
@@ -255,8 +258,7 @@ async def run(
         impatient.cancel()
         await stopping
         app.state.gateway.lanes.close()
-    if lost:
-        raise CommandError("the verifier has ended: its own message is above, if it left one")
+    return lost
 
 
 async def _until(asked: asyncio.Event, other: Callable[[], Awaitable[object]] | None) -> bool:

@@ -164,6 +164,9 @@ async def _serve(arguments: list[str], link: Any, front: Checked, back: Back) ->
     try:
         vocabulary, drafter = back.load()
         edge = EdgeConfig(url=cloud.url, link=link)
-        await gateway.run(edge, front, back, vocabulary, drafter, cloud_ended=cloud.wait)
+        lost = await gateway.run(edge, front, back, vocabulary, drafter, cloud_ended=cloud.wait)
+        if lost:
+            said = cloud.said[-1] if cloud.said else "it said nothing"
+            raise CommandError(f"the verifier has ended: {said}")
     finally:
         await cloud.stop()

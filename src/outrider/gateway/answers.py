@@ -36,6 +36,7 @@ class Choice:
     async def steps(self, runtime: EdgeRuntime) -> AsyncIterator[tuple[Choice, Step | None]]:
         """Ask, hand out rounds as they come, and None behind the last. Raises CloudError,
         ParameterError; ApiError for a reader that stays too far behind."""
+        runtime.forgive()
         self.stream = await runtime.stream(self.request)
         try:
             async with aclosing(aiter(self.stream)) as steps:  # type: ignore[type-var]

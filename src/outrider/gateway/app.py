@@ -56,7 +56,7 @@ def make_app(runtime: EdgeRuntime, config: GatewayConfig) -> FastAPI:
         lanes=Lanes(),
         metrics=Metrics(room, runtime),
     )
-    app = FastAPI(
+    app = _App(
         title=TITLE,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
@@ -105,10 +105,25 @@ def _add_routes(app: FastAPI, gateway: Gateway) -> None:
         return Response(gateway.metrics.text(), media_type=CONTENT_TYPE)
 
 
+class _App(FastAPI):
+    """FastAPI does not see the bodies that `exchange` reads by itself: their parts go in here."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            parts = super().openapi().setdefault("components", {}).setdefault("schemas", {})
+            for kind in (ChatRequest, CompletionRequest):
+                parts |= _schema(kind).get("$defs", {})
+        assert self.openapi_schema is not None, "it was just made"
+        return self.openapi_schema
+
+
+def _schema(kind: type[ChatRequest | CompletionRequest]) -> dict[str, Any]:
+    return kind.model_json_schema(ref_template="#/components/schemas/{model}")
+
+
 def _takes(kind: type[ChatRequest | CompletionRequest]) -> dict[str, Any]:
     """What OpenAPI says of a route that reads its body by itself."""
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
+    schema = {name: part for name, part in _schema(kind).items() if name != "$defs"}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {"openapi_extra": {"requestBody": body}}
 

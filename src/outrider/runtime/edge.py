@@ -398,6 +398,11 @@ class EdgeRuntime:
             reconnects=self._client.tally.reconnects,
         )
 
+    def forgive(self) -> None:
+        """Where the cloud refused this edge for good, let the next answer find out whether it still
+        does: for an edge that lives longer than a mistake in somebody's configuration."""
+        self._client.forgive()
+
     async def stream(self, request: EdgeRequest) -> EdgeStream:
         """Start an answer; iterate the stream for steps, then read its `result`. Raises
         ParameterError, CloudError, and UnrecordedError for a replayed draft."""

@@ -255,7 +255,7 @@ class EdgeClient:
         """`uid`: 16 fresh random bytes a call. `jitter`: a factor in (0, 1] for every pause."""
         self.tally = Tally()
         self.refusal: Failed | None = None
-        """Set for ever by an error that no redial can cure; `session` 0."""
+        """Set by an error that no redial can cure, until `forgive`; `session` 0."""
         self._hello = hello
         self._uid = uid
         self._jitter = jitter
@@ -356,6 +356,10 @@ class EdgeClient:
         """The transport was refused for good (wrong token, no such path): no redial helps."""
         self._refuse(code, message)
         self._hang_up = False
+
+    def forgive(self) -> None:
+        """Let the next session try again: what refused this edge may have been put right since."""
+        self.refusal = None
 
     def close(self) -> None:
         """Cancel everything and hang up; `take` once more for the last frames."""
