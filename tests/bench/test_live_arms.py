@@ -8,6 +8,7 @@ import pytest
 
 from outrider.bench.live import RELAX_BUDGET, wishes_of
 from outrider.core.relaxed import RelaxedRule
+from outrider.core.residual import TopKReply
 from outrider.core.tokens import ParameterError, Rule
 from outrider.session.schedules import Schedule
 
@@ -27,6 +28,10 @@ def test_words_in_any_order():
     assert math.isinf(found["relaxation"].budget), "the published rules know no budget"
     assert wishes_of("freerun/relaxed")["relaxation"].budget == RELAX_BUDGET
     assert wishes_of("ratio")["rule"] is Rule.RATIO
+    assert "reply" not in wishes_of("ratio")
+    listing = wishes_of("sync/top-k")
+    assert listing["rule"] is Rule.RATIO
+    assert listing["reply"] == TopKReply(k=64, budget=RELAX_BUDGET)
 
 
 @pytest.mark.parametrize(

@@ -262,3 +262,8 @@ def test_the_ends_of_the_interval_draw_what_is_possible(monkeypatch: pytest.Monk
     thirds = dist([-math.inf, 0.0, 0.1, 0.2, -math.inf])
     (token,) = thirds.draws([1])
     assert token == (1 if u < 0.5 else 3)
+
+
+def test_a_running_sum_must_exceed_the_uniform(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rng, "token_uniform", lambda key, token: 0.5)
+    assert dist([0.0, 0.0]).draws([1]) == (1,)

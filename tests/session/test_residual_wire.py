@@ -26,7 +26,7 @@ from outrider.proto.codec import decode, encode
 from outrider.proto.errors import RemoteError
 from outrider.proto.messages import Code, Correct, Message, Open, Proposals, Row, TopK
 from outrider.session.client import Ended, Failed
-from outrider.session.dialogue import MAX_CALLS, Choice
+from outrider.session.dialogue import MAX_CALLS, Call, Choice
 from outrider.session.schedules import Schedule
 from toys import TARGET, VOCAB, remember
 from world import Answer, Pipe, RandomFaults, World, alone
@@ -258,6 +258,24 @@ def test_a_longer_list_ends_what_a_short_one_could_not():
     ]
     assert choice.step is ResidualStep.LARGER_K
     assert 0.0 < choice.charge <= 0.6
+
+
+def test_a_part_of_a_list_counts_once_and_in_its_place():
+    """Repeated and late frames: a part that is known, or that something is missing before, is
+    dropped; the first begins anew."""
+    p = dist(-0.05 * np.arange(64.0))
+    talk = Talk(p, dist(p.weights + 0.01 * (np.arange(64.0) % 2)), 1, TopKReply(k=4, budget=0.9))
+    first = talk.cloud.first(1)
+    assert talk.hear(first) == Call(listed=4)
+    more = talk.cloud.more(Correct(session=1, position=9, listed=4))
+    assert talk.hear(talk.cloud.more(Correct(session=1, position=9, listed=16))) is None, (
+        "too early"
+    )
+    found = talk.hear(more)
+    assert found is not None
+    assert talk.hear(more) is None, "again"
+    assert talk.hear(first) == Call(listed=4)
+    assert talk.hear(more) == found
 
 
 def test_a_row_leaves_out_what_it_can():

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from outrider.bench.schedules import Answer, Arm, Sample
+from outrider.bench.schedules import TRUNCATED, Answer, Arm, Sample
 from outrider.control.base import CalibrationError, ControllerFacts
 from outrider.control.registry import CONTROLLERS
 from outrider.control.registry import make as make_controller
 from outrider.control.registry import parse as parse_controller
 from outrider.core.relaxation import Relaxation
 from outrider.core.relaxed import Policy, RelaxedRule
+from outrider.core.residual import DEFAULT_TOP_K, TopKReply
 from outrider.core.tokens import ParameterError, Rule, SamplingParams
 from outrider.runtime.edge import EdgeRequest, EdgeResult, EdgeRuntime
 from outrider.runtime.local import GenerationRequest, GenerationResult, LocalGenerator
@@ -106,8 +107,9 @@ RELAX_BUDGET: Final = 1.0
 
 def wishes_of(text: str) -> dict[str, Any]:
     """Fields of EdgeRequest from 'SCHEDULE/CONTROLLER/RULE', in any order and each once at most:
-    'plc/credit/e2sci', 'sync/auto', 'freerun/relaxed'. Rules: coupled, ratio, and the relaxed
-    ones, of which the published know no budget. Raises ParameterError for other words."""
+    'plc/credit/e2sci', 'sync/auto', 'freerun/relaxed'. Rules: coupled, ratio, top-k (ratio with
+    lists within a budget), and the relaxed ones, of which the published know no budget. Raises
+    ParameterError for other words."""
     wishes: dict[str, Any] = {}
     for word in text.split("/"):
         for field, value in _meaning(word).items():
@@ -122,6 +124,9 @@ def _meaning(word: str) -> dict[str, Any]:
         return {"schedule": Schedule(word)}
     if word in (Rule.COUPLED, Rule.RATIO):
         return {"rule": Rule(word)}
+    if word == TRUNCATED:
+        reply = TopKReply(k=DEFAULT_TOP_K, budget=RELAX_BUDGET)
+        return {"rule": Rule.RATIO, "reply": reply}
     if word in set(RelaxedRule):
         rule = RelaxedRule(word)
         budget = RELAX_BUDGET if rule is RelaxedRule.RELAXED else math.inf
@@ -130,7 +135,7 @@ def _meaning(word: str) -> dict[str, Any]:
     try:
         name, options = parse_controller(word)
     except ParameterError:
-        known = (*Schedule, Rule.COUPLED, Rule.RATIO, *RelaxedRule, *CONTROLLERS)
+        known = (*Schedule, Rule.COUPLED, Rule.RATIO, TRUNCATED, *RelaxedRule, *CONTROLLERS)
         raise ParameterError("arm", f"{word!r} is none of {', '.join(known)}") from None
     with contextlib.suppress(CalibrationError):  # what it needs is known when it runs
         make_controller(name, ControllerFacts(options=options))

@@ -18,6 +18,8 @@ from outrider.session.schedules import Schedule
 
 WARM_UP_TOKENS: Final = 8
 """Tokens of an answer that is not counted."""
+TRUNCATED: Final = "top-k"
+"""An arm's word for the ratio rule with lists within a budget (bench.live); lossy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

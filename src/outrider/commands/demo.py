@@ -76,7 +76,8 @@ def demo(
         typer.Option(
             metavar="SPEC",
             help="A further row, as SCHEDULE/CONTROLLER/RULE, any of them: sync/specstop, "
-            "plc/credit/e2sci, freerun/relaxed. May be repeated; sync/auto stands there anyway.",
+            "plc/credit/e2sci, freerun/relaxed, sync/top-k. May be repeated; sync/auto stands "
+            "there anyway.",
         ),
     ] = None,
     as_json: Json = False,

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from outrider.bench.schedules import Arm
+from outrider.bench.schedules import TRUNCATED, Arm
 from outrider.commands import console
 from outrider.core.relaxed import RelaxedRule
 from outrider.core.tokens import Origin
@@ -71,7 +71,7 @@ FOOTNOTES: Final = {
     Promise.LOSSY: "+: lossy, near the target's distribution",
     Promise.OTHER: "~: the draft's own text, not the target's",
 }
-_RELAXED: Final = frozenset(rule.value for rule in RelaxedRule)
+_LOSSY: Final = frozenset((TRUNCATED, *(rule.value for rule in RelaxedRule)))
 
 
 def promise(arm: Arm) -> Promise:
@@ -80,7 +80,7 @@ def promise(arm: Arm) -> Promise:
         return Promise.EXACT
     if arm.schedule is Schedule.EDGE_ONLY:
         return Promise.OTHER
-    lossy = _RELAXED & set(re.findall(r"[\w-]+", arm.name))
+    lossy = _LOSSY & set(re.findall(r"[\w-]+", arm.name))
     return Promise.LOSSY if lossy else Promise.LAW
 
 

@@ -206,9 +206,9 @@ class Distribution:
         many there are; rounding of the sum moves the law by less than 1e-10 of total variation."""
         sums = np.cumsum(self.probabilities())
         u = np.array([rng.token_uniform(key, 0) for key in keys])
-        # u * total may round up to the total, which no sum exceeds.
-        at = np.minimum(u * sums[-1], np.nextafter(sums[-1], 0.0))
-        return tuple(self.ids[np.searchsorted(sums, at, side="right")].tolist())
+        # u <= 1 - 2**-53 and the total is 1 up to rounding, so u * total stays below it.
+        at = np.searchsorted(sums, u * sums[-1], side="right")
+        return tuple(self.ids[at].tolist())
 
     def margin(self, draw_key: int, tolerance: float) -> float:
         """Gap in nats between the two best noisy log-scores; inf when above `tolerance`.
