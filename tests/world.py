@@ -3,7 +3,10 @@
 `World` is a plain event loop over one heap. It does what the runtime does with sockets, threads
 and a clock, and nothing else: frames from `EdgeClient.take` travel over a `Pipe`, frames that
 arrive go into `Connection.receive` and `CloudService.receive`, forwards run on a toy target
-through `SlotDesk` and end `step_time(rows)` later, drafting jobs run one at a time on a toy draft.
+through `SlotDesk` and end `step_time(rows)` later, drafting jobs run batch by batch on a toy draft,
+where a step of n sessions takes `draft_step(n)`. Two laws of drafting hold at every moment of every
+world: the engine is never idle while a session would draft, and nobody runs ahead while a confirmed
+prefix waits.
 
 A `Pipe` is a TCP connection: order is kept, what was sent before a cut may be lost from any byte
 on (a frame that lost a byte is not delivered). What TCP would never do (repeat, reorder, spoil a
@@ -17,15 +20,17 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
-from outrider.core.draft import NO_DRAFT
+from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.relaxation import Relaxation
 from outrider.core.residual import TopKReply
 from outrider.core.tokens import Origin, Rule, SamplingParams
 from outrider.engines.base import LanguageModel
 from outrider.engines.desk import DeskJob, SlotDesk
 from outrider.engines.drafters import DraftSession, ModelDrafter
+from outrider.engines.lockstep import Ask, propose_together
 from outrider.engines.toy import Law, ToyModel
 from outrider.proto.codec import MAX_FRAME_BYTES
 from outrider.proto.connection import Connection, Role
@@ -197,6 +202,18 @@ class Answer:
     counters: object = None
 
 
+@dataclass
+class Batch:
+    """Sessions that drafted together."""
+
+    at: float
+    jobs: dict[int, int]
+    """Ids asked for, by session."""
+    ahead: dict[int, bool]
+    until: float = 0.0
+    """When the last of them was done."""
+
+
 class Edge:
     """An edge machine: the client, one draft engine, its transport."""
 
@@ -219,8 +236,9 @@ class Edge:
         self.events: list[tuple[float, Event]] = []
         self._drafts: dict[int, DraftSession] = {}
         self.machines: dict[int, EdgeSession | None] = {}
-        self._jobs: list[tuple[int, DraftJob]] = []
-        self._busy = False
+        self.batches: list[Batch] = []
+        """All that were drafted."""
+        self._undone = 0
         self._timer = float("inf")
 
     def ask(
@@ -286,11 +304,19 @@ class Edge:
                 world.hang_up(pipe)
             if out.dial:
                 world.dial(self)
-            self._jobs += out.drafts
-            self._next_job()
+            if out.drafts:
+                self._draft(out.drafts)
             if not (out.frames or out.events or out.drafts or out.dial or out.hang_up):
                 break
+        assert self._undone or not self._ready(), "the draft engine idles"
         self._arm()
+
+    def _ready(self) -> list[int]:
+        """Sessions that would draft now."""
+        machines = ((n, self.client.session(n)) for n in self.answers)
+        return [
+            n for n, machine in machines if machine is not None and machine.room(self.world.now)
+        ]
 
     def _arm(self) -> None:
         deadline = self.client.deadline
@@ -322,23 +348,44 @@ class Edge:
         if session is not None:
             session.close()
 
-    def _next_job(self) -> None:
-        while self._jobs and not self._busy:
-            number, job = self._jobs.pop(0)
-            session = self._drafts.get(number)
-            if session is None:
-                continue
-            draft = session.propose(job.context, job.count)
-            self._busy = True
-            spent = self.world.draft_time * max(1, len(draft))
+    def _draft(self, jobs: Sequence[tuple[int, DraftJob]]) -> None:
+        """Sessions go in step; each is told of when it leaves, and pays its part of the steps."""
+        assert not self._undone, "a batch before the last one is done"
+        ahead = {n: len(job.context) > self._base(n) for n, job in jobs}
+        if any(ahead.values()):
+            waiting = [n for n in self._ready() if not self.machines[n].ahead]  # type: ignore[union-attr]
+            assert not waiting, "ahead, while a confirmed prefix waits"
+        asks = {n: Ask(self._drafts[n], job.context, job.count, job.stop) for n, job in jobs}
+        drafts = dict(propose_together(list(asks.values())))
+        results = {n: drafts[i] for i, n in enumerate(asks)}
+        batch = Batch(
+            at=self.world.now,
+            jobs={n: job.count for n, job in jobs},
+            ahead=ahead,
+        )
+        self.batches.append(batch)
+        self._undone = len(jobs)
+        lengths = {n: 1 if isinstance(d, Exception) else max(1, len(d)) for n, d in results.items()}
+        passed = share = 0.0
+        for step in range(1, max(lengths.values()) + 1):
+            inside = sum(length >= step for length in lengths.values())
+            passed += self.world.draft_step(inside)
+            share += self.world.draft_step(inside) / inside
+            for number in (n for n, length in lengths.items() if length == step):
+                told = partial(self._drafted, number, results[number], share)
+                self.world.at(self.world.now + passed, told)
+        batch.until = self.world.now + passed
 
-            def finish(number: int = number, draft: object = draft, spent: float = spent) -> None:
-                self._busy = False
-                now = self.world.now
-                self.client.drafted(number, draft, now, seconds=spent)  # type: ignore[arg-type]
-                self.act()
+    def _base(self, number: int) -> int:
+        machine = self.client.session(number)
+        assert machine is not None, "only live sessions draft"
+        return machine.generation.sequence.base
 
-            self.world.at(self.world.now + spent, finish)
+    def _drafted(self, number: int, draft: Draft | Exception, seconds: float) -> None:
+        self._undone -= 1
+        draft = NO_DRAFT if isinstance(draft, Exception) else draft
+        self.client.drafted(number, draft, self.world.now, seconds=seconds)
+        self.act()
 
 
 class Whim(Pilot):
@@ -382,6 +429,7 @@ class World:
         jitter: float = 0.0,
         step_time: Callable[[int], float] = lambda rows: 0.03 + 0.0005 * rows,
         draft_time: float = 0.005,
+        draft_step: Callable[[int], float] | None = None,
         seed: int = 0,
         eos: frozenset[int] = frozenset(),
         context_length: int = 4096,
@@ -397,7 +445,9 @@ class World:
         self.vocab_size, self.context_length, self.eos = vocab_size, context_length, eos
         self.target_law = target
         self.rtt, self.jitter = rtt, jitter
-        self.step_time, self.draft_time = step_time, draft_time
+        self.step_time = step_time
+        # By default company gains nothing: a step of n takes as long as n alone.
+        self.draft_step = draft_step or (lambda n: n * draft_time)
         self.faults: Faults = faults or NoFaults()
         self.heartbeat = heartbeat
         self.edge_hello = hello(Role.EDGE, vocab_size=vocab_size)

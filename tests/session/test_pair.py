@@ -26,6 +26,8 @@ WIRED = (
     Schedule.PEARL,
     Schedule.PLC,
     Schedule.STREAM,
+    Schedule.MULTIPLEX,
+    Schedule.HYBRID,
     Schedule.FREERUN,
     Schedule.CLOUD_ONLY,
 )

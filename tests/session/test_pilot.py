@@ -19,7 +19,15 @@ from toys import TARGET, VOCAB, draft
 from world import Answer, World, alone
 
 PROMPT = (1, 2, 3)
-WIRED = (Schedule.SYNC, Schedule.PEARL, Schedule.PLC, Schedule.STREAM, Schedule.FREERUN)
+WIRED = (
+    Schedule.SYNC,
+    Schedule.PEARL,
+    Schedule.PLC,
+    Schedule.STREAM,
+    Schedule.MULTIPLEX,
+    Schedule.HYBRID,
+    Schedule.FREERUN,
+)
 NAMES = [name for name in CONTROLLERS if name != "specdecpp"]  # wants a draft that shows its state
 
 

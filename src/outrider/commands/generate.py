@@ -53,7 +53,7 @@ from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation
 from outrider.core.relaxed import Policy, RelaxedRule
 from outrider.core.residual import DEFAULT_TOP_K, TopKReply
 from outrider.core.tokens import Rule, SamplingParams
-from outrider.session.schedules import DEFAULT_GROWTH, DEFAULT_WINDOW, Schedule
+from outrider.session.schedules import DEFAULT_GROWTH, DEFAULT_WINDOW, ROUNDS, Schedule
 
 
 def _sampling(name: str, text: str) -> Any:
@@ -379,12 +379,13 @@ def _refuse_replies(
 def choose_controller(
     asked: str | None, schedule: Schedule, *, drafts: bool, adapts: bool, fixed: bool
 ) -> str:
-    """Who decides how many guesses. Not asked for: `auto` in the synchronous loop, where a length
-    that does not fit costs most, unless a length was given; `credit` where T is to adapt."""
+    """Who decides how many guesses. Not asked for: `auto` in the schedules of K guesses and a wait,
+    where a length that does not fit costs most, unless a length was given; `credit` where T is to
+    adapt."""
     if asked is None:
         if adapts:
             return "credit"
-        return "auto" if schedule is Schedule.SYNC and not fixed else "fixed"
+        return "auto" if schedule in ROUNDS and not fixed else "fixed"
     name, _, _ = asked.partition(":")
     if name != "fixed" and (schedule in remote.NO_DRAFTER or not drafts):
         raise CommandError(f"--controller {name} decides about guesses, and there are none here")

@@ -139,9 +139,11 @@ ScheduleOption = Annotated[
         metavar="NAME",
         help="Who waits for whom. freerun: the target never waits, guesses that arrive in time "
         "let it skip. stream: guesses ahead, the target waits for them. sync: K guesses, then "
-        "wait. pearl: a block ahead, its first guess first. plc: as pearl, in a window that grows "
-        "while blocks stand. cloud-only: no guesses. colocated: the cloud's own draft. edge-only: "
-        "the draft by itself.",
+        "wait. multiplex: the same, and requests that share a draft guess by turns and together. "
+        "hybrid: as multiplex, and ahead when no other request waits for the draft. pearl: a "
+        "block ahead, its first guess first. plc: as pearl, in a window that grows while blocks "
+        "stand. cloud-only: no guesses. colocated: the cloud's own draft. edge-only: the draft by "
+        "itself.",
         rich_help_panel=NETWORK,
     ),
 ]

@@ -1,10 +1,11 @@
 """The run-time of a distilled draft (`draftfile`): a few layers, int8 weights, a small head.
 
-A draft is called once per guessed token with a single row, so what counts is the time of that
-call: weights are int8 (a third of the memory traffic of bfloat16), query/key/value and gate/up
-are one product each, keys and values go into storage that is already there, one row needs no
-mask, and the head covers the `support` ids only. More rows (a prompt, a correction) take the
-same path with a mask; a long prompt goes through in pieces of bounded size.
+A draft is called once per guessed token with a single row a request, so what counts is the time
+of that call: weights are int8 (a third of the memory traffic of bfloat16), query/key/value and
+gate/up are one product each, keys and values go into storage that is already there, one row needs
+no mask, and the head covers the `support` ids only. Short blocks of several requests share a pass
+(`SHARED_ROWS`): the products see all rows, attention each request's own. More rows (a prompt, a
+correction) take the same path with a mask; a long prompt goes through in pieces of bounded size.
 
 int8 products come from torch's own operator where the CPU build has it; elsewhere (CUDA, other
 builds) the same weights are kept in bfloat16 or float32 and multiplied plainly. A draft's bits
@@ -14,7 +15,7 @@ engine promises no bit-identity.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -44,7 +45,7 @@ from outrider.engines.decoder import (
     target_fingerprint,
 )
 from outrider.engines.draftfile import DraftFile, difference, read
-from outrider.engines.products import Product, make_product, resolve
+from outrider.engines.products import INT8_ROWS, Product, make_product, resolve
 from outrider.engines.slotbook import SlotBook
 from outrider.engines.slots import LayerShape, Slot, SlotStore
 
@@ -54,6 +55,28 @@ if TYPE_CHECKING:
 DEFAULT_SLOTS: Final = 16
 PREFILL_ROWS: Final = 256
 """Most rows of one pass: bounds the activations and the mask of a long prompt."""
+SHARED_ROWS: Final = INT8_ROWS
+"""Most rows of a pass that several blocks share: beyond, the narrow products are not the faster
+ones (`bench/draft_batch.py` measures what sharing gains)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Segment:
+    """The rows of one block in a pass: `count` from `row` on, at positions from `start` on."""
+
+    slot: DraftSlot
+    row: int
+    count: int
+    start: int
+    mask: Tensor | None
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.row, self.row + self.count)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,8 +170,8 @@ class DistilledModel(SlotBook[DraftSlot]):
         return self._passes
 
     def forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
-        """One pass per block and per PREFILL_ROWS rows: a draft serves one request at a time,
-        so sharing passes between slots would buy nothing here."""
+        """A pass for as many short blocks as it holds, and one per PREFILL_ROWS rows of a long
+        one. A block is never cut to fill a pass: it meets the shapes it meets alone."""
         slots = self._check(blocks)
         out: list[FloatRow] = []
         with torch.inference_mode():
@@ -156,7 +179,8 @@ class DistilledModel(SlotBook[DraftSlot]):
                 # Rows behind the ids a slot claims are never looked at, so a failure halfway
                 # needs no clean-up: the ids are extended last.
                 self._store.reserve(slot, block.start + len(block.tokens))
-                out.append(self._run(slot, block))
+            for first, end in _passes([len(block.tokens) for block in blocks]):
+                out += self._run(slots[first:end], blocks[first:end])
         self._extend(slots, blocks)
         return out
 
@@ -174,14 +198,35 @@ class DistilledModel(SlotBook[DraftSlot]):
             row: FloatRow = self._normed(state)[0].float().cpu().numpy()
         return row
 
-    def _run(self, slot: DraftSlot, block: Block) -> FloatRow:
-        """Rows of logits [block.rows, len(support)] of one block."""
+    def _run(self, slots: Sequence[DraftSlot], blocks: Sequence[Block]) -> list[FloatRow]:
+        """Rows of logits [block.rows, len(support)] of each block."""
+        if len(blocks) == 1:
+            return [self._run_alone(slots[0], blocks[0])]
+        segments, row = [], 0
+        for slot, block in zip(slots, blocks, strict=True):
+            segments.append(self._segment(slot, row, len(block.tokens), block.start))
+            row += len(block.tokens)
+        hidden = self._pass(segments, [t for block in blocks for t in block.tokens])
+        wanted: list[Tensor] = []
+        for segment, block in zip(segments, blocks, strict=True):
+            last = segment.row + segment.count
+            wanted.append(hidden[last - block.rows : last])
+            segment.slot.last = (segment.end, hidden[last - 1 : last].clone())
+        ends = np.cumsum([block.rows for block in blocks])
+        if not ends[-1]:
+            return [np.empty((0, len(self._support)), np.float32)] * len(blocks)
+        rows = self._logits(torch.cat(wanted)).float().cpu().numpy()
+        return np.split(rows, ends[:-1])
+
+    def _run_alone(self, slot: DraftSlot, block: Block) -> FloatRow:
+        """The same of one block, however long."""
         found: list[Tensor] = []
         skip = len(block.tokens) - block.rows
         for at in range(0, len(block.tokens), PREFILL_ROWS):
             piece = block.tokens[at : at + PREFILL_ROWS]
             wanted = min(len(piece), max(0, at + len(piece) - skip))
-            hidden = self._pass(slot, piece, block.start + at)
+            segment = self._segment(slot, 0, len(piece), block.start + at)
+            hidden = self._pass([segment], piece)
             if wanted:
                 found.append(self._logits(hidden[len(piece) - wanted :]))
         # A copy of one row, or a long prompt's activations would stay alive behind it.
@@ -193,21 +238,24 @@ class DistilledModel(SlotBook[DraftSlot]):
         result: FloatRow = rows.float().cpu().numpy()
         return result
 
+    def _segment(self, slot: DraftSlot, row: int, count: int, start: int) -> _Segment:
+        mask = None if count == 1 else _mask(start, count, self._groups, self._device)
+        return _Segment(slot=slot, row=row, count=count, start=start, mask=mask)
+
     def _logits(self, hidden: Tensor) -> Tensor:
         return self._head(self._normed(hidden))
 
     def _normed(self, hidden: Tensor) -> Tensor:
         return rms_norm(hidden, self._norm.shape, self._norm, self._geometry.norm_eps)
 
-    def _pass(self, slot: Slot, tokens: Sequence[int], start: int) -> Tensor:
-        """The residual stream [n, hidden] behind the last layer; fills the slot's cache."""
-        count = len(tokens)
+    def _pass(self, segments: Sequence[_Segment], tokens: Sequence[int]) -> Tensor:
+        """The residual stream [n, hidden] behind the last layer; fills the slots' caches."""
         self._passes += 1
         x = self._embedding[torch.tensor(tokens, device=self._device)]
-        cos, sin = self._cos[start : start + count], self._sin[start : start + count]
-        mask = None if count == 1 else _mask(start, count, self._groups, self._device)
+        angles = [(self._cos[s.start : s.end], self._sin[s.start : s.end]) for s in segments]
+        cos, sin = (_joined(part) for part in zip(*angles, strict=True))
         for index, layer in enumerate(self._layers):
-            x = self._layer(layer, index, x, slot, start, cos, sin, mask)
+            x = self._layer(layer, index, x, segments, cos, sin)
         return x
 
     @property
@@ -220,14 +268,12 @@ class DistilledModel(SlotBook[DraftSlot]):
         layer: dict[str, Any],
         index: int,
         x: Tensor,
-        slot: Slot,
-        start: int,
+        segments: Sequence[_Segment],
         cos: Tensor,
         sin: Tensor,
-        mask: Tensor | None,
     ) -> Tensor:
         g = self._geometry
-        count, end = len(x), start + len(x)
+        count = len(x)
         h = rms_norm(x, (g.hidden,), layer["attention_norm"], g.norm_eps)
         qkv = layer["qkv"](h)
         if "qkv_bias" in layer:
@@ -243,20 +289,32 @@ class DistilledModel(SlotBook[DraftSlot]):
             )
         half = g.head_dim // 2
         both = both * cos + torch.cat([-both[..., half:], both[..., :half]], -1) * sin
-        keys, values = slot.keys[index], slot.values[index]
-        keys[:, start:end] = both[g.heads :]
-        values[:, start:end] = qkv[g.heads + g.kv_heads :]
-        # Query heads of one key/value head become extra query rows: nothing is expanded.
-        queries = both[: g.heads].reshape(1, g.kv_heads, self._groups * count, g.head_dim)
-        seen = scaled_dot_product_attention(
-            queries, keys[None, :, :end], values[None, :, :end], attn_mask=mask
+        values = qkv[g.heads + g.kv_heads :]
+        seen = _joined(
+            [self._attend(s, index, both[:, s.rows], values[:, s.rows]) for s in segments]
         )
-        seen = seen.view(g.heads, count, g.head_dim).transpose(0, 1).reshape(count, -1)
         x = x + layer["out"](seen)
         h = rms_norm(x, (g.hidden,), layer["mlp_norm"], g.norm_eps)
         gate, up = layer["gate_up"](h).chunk(2, -1)
         result: Tensor = x + layer["down"](silu(gate) * up)
         return result
+
+    def _attend(self, segment: _Segment, index: int, both: Tensor, fresh: Tensor) -> Tensor:
+        """Stores a block's keys and values and looks at its slot: [count, heads * head_dim].
+        `both` [heads + kv_heads, count, head_dim]: queries, then keys; `fresh`: values."""
+        g, count = self._geometry, segment.count
+        keys, values = segment.slot.keys[index], segment.slot.values[index]
+        keys[:, segment.start : segment.end] = both[g.heads :]
+        values[:, segment.start : segment.end] = fresh
+        # Query heads of one key/value head become extra query rows: nothing is expanded.
+        queries = both[: g.heads].reshape(1, g.kv_heads, self._groups * count, g.head_dim)
+        seen = scaled_dot_product_attention(
+            queries,
+            keys[None, :, : segment.end],
+            values[None, :, : segment.end],
+            attn_mask=segment.mask,
+        )
+        return seen.view(g.heads, count, g.head_dim).transpose(0, 1).reshape(count, -1)
 
     def _new(self) -> DraftSlot:
         return DraftSlot()
@@ -339,6 +397,22 @@ def _rotary(
     angles = places * torch.tensor(frequencies, dtype=torch.float32)[None]
     angles = torch.cat([angles, angles], -1)
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+
+
+def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Runs [first, end) of blocks of so many rows that share a pass."""
+    first, rows = 0, 0
+    for i, length in enumerate(lengths):
+        if i > first and rows + length > SHARED_ROWS:
+            yield first, i
+            first, rows = i, 0
+        rows += length
+    if lengths:
+        yield first, len(lengths)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _mask(start: int, count: int, groups: int, device: torch.device) -> Tensor:

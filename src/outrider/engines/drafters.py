@@ -5,6 +5,9 @@ reconciles its model's slot with the committed ids it is told (field cases 10, 1
 trusts that the last draft stood, so skipped rounds, rollbacks and other requests cannot leave
 junk behind.
 
+A session drafts alone and in step with others (`engines.lockstep`) by one piece of code: it says
+which block it needs a row behind, and goes on from the row.
+
 A stop rule may end a block early. It sees the draft's side alone (the tokens drawn so far and
 their distributions), never a draw of the target, and the token it was asked about stays in the
 block. Both are what keeps the ratio rule exact: given the tokens before it, a position follows
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -44,6 +47,7 @@ from outrider.engines.base import (
     keep_prefix,
     plan_prefix,
 )
+from outrider.engines.lockstep import Steps, advance
 from outrider.engines.lookup import NgramIndex
 
 _DEEP: Final = -700.0
@@ -166,7 +170,7 @@ class _ModelVoice:
         *,
         sketch: int = 0,
     ) -> None:
-        self._model = model
+        self.model = model
         self._sketch = sketch
         self._prompt_length = prompt_length
         self._seed = params.seed
@@ -188,26 +192,29 @@ class _ModelVoice:
     def start(self, committed: Sequence[int]) -> None:
         """Make slot and history a prefix of the committed ids; at least one id stays to feed."""
         assert self._slot is not None, "the draft session is closed"
-        keep_prefix(self._model, self._slot, committed)
+        keep_prefix(self.model, self._slot, committed)
         output = committed[self._prompt_length :]
         if self._history is None:
             self._history = History(committed[: self._prompt_length])
         self._history.truncate(plan_prefix(self._history.output, output))
 
-    def distribution(self, context: Sequence[int]) -> _Guess:
-        """q behind `context` (the committed ids `start` was told, and drafts since then), and
-        the token drawn from it."""
+    def block(self, context: Sequence[int]) -> Block:
+        """What to feed for the row behind `context`: the committed ids `start` was told, and
+        drafts since then."""
         assert self._slot is not None, "the draft session is closed"
+        at = self.model.length(self._slot)
+        return Block(slot=self._slot, start=at, tokens=tuple(context[at:]), rows=1)
+
+    def guess(self, context: Sequence[int], row: FloatRow) -> _Guess:
+        """q behind `context` by the row that came of `block`, and the token drawn from it."""
         assert self._history is not None, "start comes first"
-        at = self._model.length(self._slot)
-        block = Block(slot=self._slot, start=at, tokens=tuple(context[at:]), rows=1)
-        row = self._row = self._model.forward([block])[0][0]
+        self._row = row
         for token in context[self._prompt_length + len(self._history) :]:
             self._history.push(token)
         try:
             q = self._pipeline.distribution(row, self._history)
         except RowError as error:
-            raise EngineError(f"draft model {self._model.info.name}: {error}") from None
+            raise EngineError(f"draft model {self.model.info.name}: {error}") from None
         sketch = None
         if self._sketch:  # what is drawn from is what the cloud is told, not what it came from
             sketch, q = sketched(q, self._sketch)
@@ -215,40 +222,40 @@ class _ModelVoice:
 
     def check(self, stop: StopRule) -> None:
         """Raises EngineError when `stop` needs what the model does not show."""
-        if stop.needs_hidden and not isinstance(self._model, ShowsHidden):
+        if stop.needs_hidden and not isinstance(self.model, ShowsHidden):
             raise EngineError(
-                f"draft {self._model.info.name} shows no hidden state; use a distilled draft, or "
+                f"draft {self.model.info.name} shows no hidden state; use a distilled draft, or "
                 "a stop rule that needs none (adaedl)"
             )
 
     def signal(self, index: int, q: Distribution, token: int, stop: StopRule) -> DraftSignal:
-        """What there is to know about `token`, just drawn from `q` by `distribution`."""
+        """What there is to know about `token`, just drawn from `q` by `guess`."""
         if self._params.temperature <= GREEDY_BELOW:
             q = self._warmed()
         hidden = None
-        if stop.needs_hidden and isinstance(self._model, ShowsHidden):
+        if stop.needs_hidden and isinstance(self.model, ShowsHidden):
             assert self._slot is not None, "the draft session is closed"
-            hidden = self._model.hidden(self._slot)
+            hidden = self.model.hidden(self._slot)
         return DraftSignal(
             index=index, probability=q.prob(token), entropy=entropy(q), hidden=hidden
         )
 
     def _warmed(self) -> Distribution:
         """The newest row at temperature 1."""
-        assert self._row is not None, "distribution comes first"
+        assert self._row is not None, "guess comes first"
         assert self._history is not None, "start comes first"
         if self._warm is None:
             self._warm = SamplingPipeline(
                 dataclasses.replace(self._params, temperature=1.0),
-                vocab_size=self._model.info.vocab_size,
-                support=self._model.support,
-                end_ids=_end_ids(self._model, self._params),
+                vocab_size=self.model.info.vocab_size,
+                support=self.model.support,
+                end_ids=_end_ids(self.model, self._params),
             )
         return self._warm.distribution(self._row, self._history)
 
     def close(self) -> None:
         if self._slot is not None:
-            self._model.close(self._slot)
+            self.model.close(self._slot)
             self._slot = None
 
 
@@ -268,7 +275,18 @@ class _Session:
         self._needs_q = needs_q
         self._end_ids = end_ids
 
+    @property
+    def model(self) -> LanguageModel | None:
+        return self._voice.model if self._voice is not None else None
+
     def propose(self, committed: Sequence[int], count: int, stop: StopRule | None = None) -> Draft:
+        steps, row = self.steps(committed, count, stop), None
+        while isinstance(outcome := advance(steps, row), Block):
+            assert self._voice is not None, "only a model asks for rows"
+            row = self._voice.model.forward([outcome])[0][0]
+        return outcome
+
+    def steps(self, committed: Sequence[int], count: int, stop: StopRule | None = None) -> Steps:
         if count < 1:
             return NO_DRAFT
         self._start(committed, stop)
@@ -277,7 +295,7 @@ class _Session:
         sketches: list[Sketch] = []
         while len(rows) < count:
             copied = self._copied(context[len(committed) :])
-            guess = copied or self._spoken(context)
+            guess = copied or (yield from self._spoken(context))
             if guess is None:
                 break
             q, token, sketch = guess
@@ -309,10 +327,11 @@ class _Session:
         token = None if self._index is None else self._index.guess(tail)
         return None if token is None else _Guess(_certain(token), token, None)
 
-    def _spoken(self, context: list[int]) -> _Guess | None:
+    def _spoken(self, context: list[int]) -> Generator[Block, FloatRow, _Guess | None]:
         if self._voice is None or len(context) > self._voice.window:
             return None
-        return self._voice.distribution(context)
+        row = yield self._voice.block(context)
+        return self._voice.guess(context, row)
 
     def _stops(self, index: int, q: Distribution, token: int, stop: StopRule | None) -> bool:
         if stop is None or self._voice is None:

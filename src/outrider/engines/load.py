@@ -51,7 +51,9 @@ DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
 DISTILLED: Final = ("small", "large")
 LOOKUP: Final = "lookup"
 DEFAULT_TARGET_SLOTS: Final = 16
-DEFAULT_DRAFT_SLOTS: Final = 16
+DEFAULT_DRAFT_SLOTS: Final = 64
+"""Requests that share a draft engine: it drafts for 8 at once, and many wait for the cloud. A slot
+takes memory as it is filled; requests beyond are answered without a draft."""
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 _TORCH_MODULES: Final = ("torch", "transformers", "tokenizers", "safetensors")

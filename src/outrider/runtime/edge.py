@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from websockets.asyncio.client import connect
@@ -40,6 +40,7 @@ from outrider.core.residual import TopKReply, require_ratio
 from outrider.core.tokens import Origin, ParameterError, Rule, SamplingParams
 from outrider.engines.base import EngineError, ModelInfo, UnrecordedError
 from outrider.engines.drafters import Drafter, DraftSession
+from outrider.engines.lockstep import Ask, propose_together
 from outrider.engines.tokenizer import Tokenizer
 from outrider.proto.codec import MAX_FRAME_BYTES
 from outrider.proto.connection import HEARTBEAT
@@ -157,7 +158,7 @@ class EdgeRequest:
     rule: Rule = Rule.COUPLED
     schedule: Schedule = Schedule.FREERUN
     draft_length: int = 4
-    """K of `sync`, `pearl` and `colocated`, the first window of `plc`."""
+    """K of `sync`, `multiplex`, `hybrid`, `pearl` and `colocated`, the first window of `plc`."""
     window: int = DEFAULT_WINDOW
     """Run-ahead of the streaming schedules; with a controller the most it may ask for."""
     growth: float = DEFAULT_GROWTH
@@ -186,7 +187,9 @@ class EdgeRequest:
 
     def plan(self) -> Plan:
         """The schedule made concrete. A controller chooses within `window`."""
-        length = self.draft_length if self.controller == "fixed" else self.longest
+        # The block of `hybrid` is K under a controller too, which says how far ahead of it to go.
+        fixed = self.controller == "fixed" or self.schedule is Schedule.HYBRID
+        length = self.draft_length if fixed else self.longest
         return plan(self.schedule, draft_length=length, window=self.window, growth=self.growth)
 
     @property
@@ -196,7 +199,7 @@ class EdgeRequest:
 
     def facts(self) -> ControllerFacts:
         """What its controller is made with."""
-        streaming = self.schedule in (Schedule.STREAM, Schedule.FREERUN)
+        streaming = self.schedule in (Schedule.STREAM, Schedule.HYBRID, Schedule.FREERUN)
         return ControllerFacts(
             max_length=self.longest,
             fixed_length=min(self.longest if streaming else self.draft_length, self.longest),
@@ -282,6 +285,28 @@ class _Running:
     request: EdgeRequest
     steps: asyncio.Queue[Step | Ended | Failed | EngineError]
     drafts: DraftSession | None = None
+
+
+class _Batch:
+    """Sessions that draft together, and what of the engine's time is whose: of every stretch of
+    it, one part for each session that was still in the batch."""
+
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        self._left = dict(enumerate(numbers))
+        self._until: float | None = None
+        self._share = 0.0
+
+    def done(self, place: int, told: Timed[Any]) -> tuple[int, float]:
+        """The session whose job is done, and its seconds."""
+        since = told.started if self._until is None else self._until
+        self._share += (told.ended - since) / len(self._left)
+        self._until = told.ended
+        return self._left.pop(place), self._share
+
+    def rest(self) -> list[int]:
+        """Sessions of which nothing will be told any more."""
+        left, self._left = self._left, {}
+        return list(left.values())
 
 
 class EdgeRuntime:
@@ -606,8 +631,8 @@ class EdgeRuntime:
             self._spawn(self._discard(socket), "hang-up")
         if output.dial:
             self._spawn(self._dial(), "dial")
-        for number, job in output.drafts:
-            self._draft(number, job)
+        if output.drafts:
+            self._draft(output.drafts)
         for event in output.events:
             self._route(event)
         self._set_timer(now)
@@ -651,27 +676,41 @@ class EdgeRuntime:
 
     # ---------------------------------------------------------------- drafting
 
-    def _draft(self, number: int, job: DraftJob) -> None:
-        running = self._running.get(number)
-        drafts = running.drafts if running is not None else None
-        if drafts is None:
-            asyncio.get_running_loop().call_soon(self._drafted, number, NO_DRAFT)
-            return
-        self._engine.submit(
-            lambda: drafts.propose(job.context, job.count, job.stop),
-            partial(self._proposed, number),
-        )
+    def _draft(self, jobs: Sequence[tuple[int, DraftJob]]) -> None:
+        """Draft a batch. Whatever becomes of a job, the machine is told."""
+        asks: dict[int, Ask] = {}
+        for number, job in jobs:
+            running = self._running.get(number)
+            drafts = running.drafts if running is not None else None
+            if drafts is None:
+                asyncio.get_running_loop().call_soon(self._drafted, number, NO_DRAFT)
+            else:
+                asks[number] = Ask(drafts, job.context, job.count, job.stop)
+        if asks:
+            batch = list(asks.values())
+            self._engine.submit_each(
+                lambda: propose_together(batch), partial(self._proposed, _Batch(tuple(asks)))
+            )
 
-    def _proposed(self, number: int, outcome: Timed[Draft] | BaseException) -> None:
+    def _proposed(
+        self, batch: _Batch, outcome: Timed[tuple[int, Draft | Exception]] | BaseException
+    ) -> None:
         if isinstance(outcome, Timed):
-            seconds = outcome.ended - outcome.started
+            place, draft = outcome.value
+            number, seconds = batch.done(place, outcome)
             self.draft_seconds += seconds
-            self._drafted(number, outcome.value, seconds)
-        elif isinstance(outcome, UnrecordedError):
-            self._abandon(number, outcome)
-        elif not self._closed:  # a broken draft costs speed, never the answer
-            log.warning("drafting failed: %s", _reason(outcome))
+            if isinstance(draft, Draft):
+                self._drafted(number, draft, seconds)
+                return
+            if isinstance(draft, UnrecordedError):
+                self._abandon(number, draft)
+            else:  # a broken draft costs speed, never the answer
+                log.warning("drafting failed: %s", _reason(draft))
             self._drafted(number, NO_DRAFT)
+        elif not self._closed:
+            log.warning("drafting failed: %s", _reason(outcome))
+            for number in batch.rest():
+                self._drafted(number, NO_DRAFT)
 
     def _abandon(self, number: int, error: EngineError) -> None:
         """Fail an answer whose draft cannot be replaced by none."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -29,7 +29,7 @@ class Timed(Generic[T]):
 
 
 Told = Callable[[Timed[Any] | BaseException], None]
-"""Called in the event loop with what a call returned, or raised."""
+"""Called with what a call returned, or raised; in the event loop, where it is a caller's."""
 
 
 class EngineThread:
@@ -45,12 +45,37 @@ class EngineThread:
     def submit(self, call: Callable[[], Any], told: Told, *, forward: bool = True) -> None:
         """Run `call()` on the thread, then `told(outcome)` in this event loop. `forward`: it is
         one, and is paced; opening and freeing slots is not. Raises RuntimeError once closed."""
+        pace = self.pace if forward else 0.0
+
+        def once(tell: Told) -> None:
+            started = time.monotonic()
+            value = call()
+            if pace:
+                time.sleep(pace)
+            tell(Timed(value, started, time.monotonic()))
+
+        self._queue(once, told)
+
+    def submit_each(self, call: Callable[[], Iterable[Any]], told: Told) -> None:
+        """The same for a forward of several parts: `told` hears of each thing that `call()` yields
+        as it comes, timed from the beginning, and of an error once, behind which nothing comes."""
+
+        def each(tell: Told) -> None:
+            started = time.monotonic()
+            if self.pace:
+                time.sleep(self.pace)
+            for value in call():
+                tell(Timed(value, started, time.monotonic()))
+
+        self._queue(each, told)
+
+    def _queue(self, work: Callable[[Told], None], told: Told) -> None:
         if self._closed:
             raise RuntimeError(f"the engine thread {self._thread.name} is closed")
         if self._thread.ident is None:
             self._thread.start()
         loop = asyncio.get_running_loop()
-        self._calls.put(partial(self._run, call, told, loop, self.pace if forward else 0.0))
+        self._calls.put(partial(self._run, work, partial(_tell, loop, told)))
 
     async def chore(self, call: Callable[[], T]) -> T:
         """Await `call()`, which is no forward. A cancelled wait does not stop the call; the next
@@ -72,27 +97,14 @@ class EngineThread:
         while (run := self._calls.get()) is not None:
             run()
 
-    def _run(
-        self,
-        call: Callable[[], Any],
-        told: Told,
-        loop: asyncio.AbstractEventLoop,
-        pace: float,
-    ) -> None:
-        outcome: Timed[Any] | BaseException
+    def _run(self, work: Callable[[Told], None], tell: Told) -> None:
         if self._closed:
-            outcome = RuntimeError("the engine thread was closed")
-        else:
-            try:
-                started = time.monotonic()
-                value = call()
-                if pace:
-                    time.sleep(pace)
-                outcome = Timed(value, started, time.monotonic())
-            except BaseException as error:  # noqa: BLE001 - it is told where it can be handled
-                outcome = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            loop.call_soon_threadsafe(told, outcome)
+            tell(RuntimeError("the engine thread was closed"))
+            return
+        try:
+            work(tell)
+        except BaseException as error:  # noqa: BLE001 - it is told where it can be handled
+            tell(error)
 
     def close(self) -> None:
         """Wait for the running call; queued ones are told that they will not run. Safe to call
@@ -101,3 +113,8 @@ class EngineThread:
         if self._thread.ident is not None:
             self._calls.put(None)
             self._thread.join()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, told: Told, outcome: Timed[Any] | BaseException) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+        loop.call_soon_threadsafe(told, outcome)

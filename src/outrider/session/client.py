@@ -22,6 +22,9 @@ to hang up. Rules:
 5. Frames for a session that has ended here are dropped and counted.
 6. A complete answer needs no link: DONE only confirms it. Without DONE the end is `confirmed`
    false, never an error.
+7. The draft engine's time is handed out here, a batch of jobs at a time (session.turns). The next
+   batch waits until the driver has told what became of every job of the last one; that of a
+   session which has ended is dropped.
 """
 
 from __future__ import annotations
@@ -65,6 +68,7 @@ from outrider.session.edge import RETRY_AFTER, DraftJob, EdgeSession
 from outrider.session.generation import Generation, Step
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import Plan
+from outrider.session.turns import MAX_DRAFT_BATCH, Ready, choose
 from outrider.session.wire import relax_to_wire, to_wire
 
 REDIAL_FIRST: Final = 0.05
@@ -148,7 +152,8 @@ class Output:
     dial: bool
     """Connect, then call `connected`, `disconnected` or `refused`."""
     drafts: tuple[tuple[int, DraftJob], ...]
-    """(session, job): run it, then call `drafted`."""
+    """(session, job), a batch: draft them together, and call `drafted` for each, whatever became
+    of it. No further batch comes before that."""
     events: tuple[Event, ...]
 
 
@@ -213,6 +218,10 @@ class _Live:
     """Seconds: when OPEN was sent on a connection that was up."""
     swayed: bool = False
     """A STEER was ever sent."""
+    turn: int = 0
+    """Of its last drafting job, or of its arrival (session.turns)."""
+    drafted: bool = False
+    """It had a drafting job."""
 
     @property
     def step(self) -> StepPolicy:
@@ -251,8 +260,10 @@ class EdgeClient:
         give_up: float = GIVE_UP_AFTER,
         heartbeat: float = HEARTBEAT,
         retry_after: float = RETRY_AFTER,
+        draft_batch: int = MAX_DRAFT_BATCH,
     ) -> None:
-        """`uid`: 16 fresh random bytes a call. `jitter`: a factor in (0, 1] for every pause."""
+        """`uid`: 16 fresh random bytes a call. `jitter`: a factor in (0, 1] for every pause.
+        `draft_batch`: most sessions that draft together."""
         self.tally = Tally()
         self.refusal: Failed | None = None
         """Set by an error that no redial can cure, until `forgive`; `session` 0."""
@@ -275,6 +286,10 @@ class EdgeClient:
         self._events: list[Event] = []
         self._last_frames: list[bytes] = []
         self._hang_up = False
+        self._draft_batch = draft_batch
+        self._turn = 0
+        self._drafting: set[int] = set()
+        """Sessions of the batch that is out, ended ones included."""
 
     # ---------------------------------------------------------------- the caller's wishes
 
@@ -314,7 +329,12 @@ class EdgeClient:
             if self._link is _Link.DOWN:
                 self._down_since = now  # an idle link that was down has not failed anybody
         self._live[number] = _Live(
-            session=session, plan=plan, rule=rule, uid=self._uid(), due_ms=due_ms
+            session=session,
+            plan=plan,
+            rule=rule,
+            uid=self._uid(),
+            due_ms=due_ms,
+            turn=self._turn,
         )
         return number
 
@@ -381,7 +401,9 @@ class EdgeClient:
             self._fault(error, now)
 
     def drafted(self, number: int, draft: CoreDraft, now: float, *, seconds: float = 0.0) -> None:
-        """The result of a drafting job, which took `seconds`. Ignored for ended sessions."""
+        """The result of a drafting job (`NO_DRAFT`: it failed), which took `seconds` of the
+        engine's time: in a batch, its share. Dropped for ended sessions."""
+        self._drafting.discard(number)
         live = self._live.get(number)
         if live is not None:
             self._say(live, live.session.drafted(draft, now, seconds=seconds))
@@ -445,13 +467,16 @@ class EdgeClient:
         """Everything to do now; nothing is returned twice."""
         if self._link is _Link.UP:
             self._admit(now)
-        drafts: list[tuple[int, DraftJob]] = []
+        ready: list[Ready] = []
         for number, live in self._live.items():
+            session = live.session
             if live.phase is Phase.RUNNING:
-                self._say(live, live.session.unsent(now))
-            job = live.session.next_draft(now)
-            if job is not None:
-                drafts.append((number, job))
+                self._say(live, session.unsent(now))
+            if session.room(now):
+                waits = Ready(
+                    number=number, ahead=session.ahead, turn=live.turn, fresh=not live.drafted
+                )
+                ready.append(waits)
             if live.phase is Phase.RUNNING and live.steered is not live.step:
                 live.steered, live.swayed = live.step, True
                 self._send(Steer(session=number, step=live.step.value))
@@ -464,9 +489,24 @@ class EdgeClient:
             frames=tuple(frames),
             hang_up=hang_up,
             dial=self._dials(now),
-            drafts=tuple(drafts),
+            drafts=self._next_batch(ready, now),
             events=tuple(events),
         )
+
+    def _next_batch(self, ready: list[Ready], now: float) -> tuple[tuple[int, DraftJob], ...]:
+        """Drafting jobs for the engine, if it is free."""
+        if self._drafting or not ready:
+            return ()
+        self._turn += 1
+        batch: list[tuple[int, DraftJob]] = []
+        for number in choose(ready, self._draft_batch):
+            live = self._live[number]
+            job = live.session.next_draft(now)
+            assert job is not None, "a session that is ready drafts"
+            live.turn, live.drafted = self._turn, True
+            batch.append((number, job))
+        self._drafting = {number for number, _ in batch}
+        return tuple(batch)
 
     def _dials(self, now: float) -> bool:
         idle = self._link is not _Link.DOWN or not self._live

@@ -6,8 +6,9 @@ Rules:
    settled, the first difference drops the tail and begins a new epoch (proto.messages).
 2. At most one drafting job is in flight. Its result counts only if it still continues what is
    committed; otherwise it is dropped and counted.
-3. How far ahead to draft is the window policy's business. Drafts go out as soon as a drafting
-   job is done: a chunk of one is a stream, a chunk of K a block.
+3. How far ahead to draft is the window policy's business; when, the client's, which has one draft
+   engine for all sessions (session.turns). Drafts go out as soon as a drafting job is done: a
+   chunk of one is a stream, a chunk of K a block.
 4. When nothing can be drafted (full window, no guess, the end in sight) and the cloud waits for
    drafts, an empty DRAFT asks for one step of the target alone.
 5. With a controller (session.pilot) the window is what it says, capped by the policy; where it
@@ -169,29 +170,40 @@ class EdgeSession:
 
     # ---------------------------------------------------------------- drafting
 
-    def next_draft(self, now: float) -> DraftJob | None:
-        """The drafting job wanted now, if none is in flight."""
+    def room(self, now: float) -> int:
+        """How many ids a drafting job of now would draft; 0: none wanted, or one is under way."""
         sequence = self.generation.sequence
         if self._drafting is not None or self.generation.finish is not None or self._refused:
-            return None
+            return 0
         tail = sequence.tail
         outstanding = len(tail)
         if outstanding and (self.policy.wait_empty or self.generation.rules.is_end(tail[-1])):
-            return None  # behind a guessed end there is nothing to guess
+            return 0  # behind a guessed end there is nothing to guess
         if self.policy.wait_empty and not sequence.output_length:
             # The prefill's own token comes first. A block that raced it would be judged with it
             # or behind it, as the network pleases: under the ratio rule, another text (I4).
-            return None
+            return 0
         window = self._window(now)
         room = min(
             window - outstanding, self.generation.draft_room(window + outstanding) - outstanding
         )
-        if room < 1:
-            return None
         chunk = self.policy.chunk if outstanding else self.policy.lead or self.policy.chunk
+        return max(0, min(chunk, room))
+
+    @property
+    def ahead(self) -> bool:
+        """A job of now would run ahead: drafts of this session are unjudged."""
+        return bool(self.generation.sequence.tail)
+
+    def next_draft(self, now: float) -> DraftJob | None:
+        """The drafting job wanted now, if none is in flight."""
+        count = self.room(now)
+        if not count:
+            return None
+        sequence = self.generation.sequence
         self._drafting = DraftJob(
             context=sequence.slice(0),
-            count=min(chunk, room),
+            count=count,
             epoch=sequence.epoch,
             stop=self._pilot.stop_rule(),
         )

@@ -11,6 +11,8 @@ Rules:
    waited behind another forward without that being anybody's queue, so there the smallest of
    the last `STREAM_SAMPLES` is taken.
 4. A session's first drafting job reads the whole prompt: it does not say what a draft token costs.
+   t_d is what a token costs the draft engine: where several draft in step, a session's share of
+   it. What it waited for the others is queueing, as in the cloud, and shows in the round's time.
    A frame of a chain that was dropped is forgotten, or the next verdict at its place would be
    taken for its answer.
 5. The prefill says nothing about a step's cost and is nobody's round. The controller is asked
@@ -75,7 +77,8 @@ class Pilot:
         return None
 
     def drafted(self, count: int, seconds: float) -> None:
-        """A drafting job made `count` tokens in `seconds`."""
+        """A drafting job made `count` tokens in `seconds` of the draft engine's time. In a batch,
+        its share: of each step, one part for each session that was in it."""
 
     def sent(self, end: int, size: int, now: float) -> None:
         """A frame of about `size` bytes left with the drafts up to position `end`."""

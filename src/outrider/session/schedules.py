@@ -31,6 +31,8 @@ class Schedule(StrEnum):
     PEARL = "pearl"
     PLC = "plc"
     STREAM = "stream"
+    MULTIPLEX = "multiplex"
+    HYBRID = "hybrid"
     FREERUN = "freerun"
     CLOUD_ONLY = "cloud-only"
     COLOCATED = "colocated"
@@ -48,8 +50,12 @@ class Plan:
     """Drafts a block made by the cloud itself (co-located speculation); 0: none."""
 
 
-STREAMING: Final = frozenset({Schedule.STREAM, Schedule.FREERUN, Schedule.PEARL, Schedule.PLC})
+STREAMING: Final = frozenset(
+    {Schedule.STREAM, Schedule.HYBRID, Schedule.FREERUN, Schedule.PEARL, Schedule.PLC}
+)
 """Schedules whose drafts go out while others are unjudged."""
+ROUNDS: Final = frozenset({Schedule.SYNC, Schedule.MULTIPLEX})
+"""Schedules that draft K and wait for the verdict."""
 
 
 def plan(
@@ -58,8 +64,12 @@ def plan(
     """The two policies of a schedule.
 
     `draft_length`: K of the synchronous loops, the first window of `plc`. `window`: run-ahead of
-    the streaming ones. `growth`: eta of `plc`. Raises
-    ValueError for EDGE_ONLY, which needs no cloud and no plan.
+    the streaming ones. `growth`: eta of `plc`. Raises ValueError for EDGE_ONLY, which needs no
+    cloud and no plan.
+
+    Several requests share the draft engine by `session.turns`, whatever their schedules; so
+    `multiplex` is the synchronous loop of each, drafted by turns, and `hybrid` adds what a request
+    may draft ahead when nobody's confirmed prefix waits.
     """
     match schedule:
         case Schedule.SYNC:
@@ -76,6 +86,15 @@ def plan(
             return Plan(window=edge, step=StepPolicy.WAIT, take=Take.ALL)
         case Schedule.STREAM:
             edge = WindowPolicy(window=window, chunk=1)
+            return Plan(window=edge, step=StepPolicy.WAIT, take=Take.BEST)
+        case Schedule.MULTIPLEX:
+            # What is outstanding is many requests' blocks: a loaded cloud may judge fewer of each,
+            # and the rest of a block with the next forward.
+            edge = WindowPolicy(window=draft_length, chunk=max(draft_length, 1), wait_empty=True)
+            return Plan(window=edge, step=StepPolicy.WAIT, take=Take.BEST)
+        case Schedule.HYBRID:
+            # Ahead token by token: a prefix that is confirmed meanwhile waits for one at most.
+            edge = WindowPolicy(window=max(window, draft_length), chunk=1, lead=draft_length)
             return Plan(window=edge, step=StepPolicy.WAIT, take=Take.BEST)
         case Schedule.FREERUN:
             edge = WindowPolicy(window=window, chunk=1, asks=False)
