@@ -234,8 +234,7 @@ def own_law(p: Table, last: int, length: int) -> dict:
 
 
 def laws_of(monkeypatch, pair, stop, keep: Keep = lambda draft: draft) -> dict[int, dict]:
-    monkeypatch.setattr(verify, "MAX_PROPOSALS", 1)
-    monkeypatch.setattr(verify, "PROPOSAL_ROUNDS", 1)
+    monkeypatch.setattr(verify, "PROPOSAL_BATCHES", (1,))
     tree = Tree(rational=True).plant(monkeypatch)
     return {last: block_law(tree, pair, stop, last, keep) for last in range(3)}
 
