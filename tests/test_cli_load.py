@@ -20,7 +20,7 @@ TOYS = ("--target", "toy:1", "--draft", "toy:1:0.4")
 KEYS = """machine cloud settings answers asked unfinished errors first_error interrupted
 warm_up_answers cold seconds edges_cpu tokens tokens_per_s ttft_ms ms_per_token queue_ms step_ms
 forwards forwards_per_token rows_per_forward cloud_forwards cloud_rows_per_forward
-cloud_forwards_per_token drafted accepted acceptance wasted bytes_up_per_token
+cloud_evictions cloud_forwards_per_token drafted accepted acceptance wasted bytes_up_per_token
 bytes_down_per_token reconnects fairness edges tenants""".split()
 
 
@@ -63,7 +63,18 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_a_verifier_of_its_own_and_replayed_edges(drafts: Path, capsys):
     words = ("--draft", f"replay:{drafts}", "--edges", "3", "--requests", "2")
-    found = facts(capsys, *words, "--schedule", "sync", "--draft-length", "3", "--link", "5/20")
+    found = facts(
+        capsys,
+        *words,
+        "--schedule",
+        "sync",
+        "--draft-length",
+        "3",
+        "--link",
+        "5/20",
+        "--cloud-options",
+        "--slots 8",
+    )
     assert list(found) == KEYS
     assert (found["answers"], found["tokens"]) == (6, 120)
     assert 0.0 < found["acceptance"] < 1.0
@@ -72,11 +83,15 @@ def test_a_verifier_of_its_own_and_replayed_edges(drafts: Path, capsys):
         "target": "toy:1",
         "deterministic": True,
         "target_pace_ms": 0.0,
+        "options": "--slots 8",
     }
     settings = found["settings"]
     assert settings["recorded_draft"] == "toy:1:0.4"
     assert (settings["prompts"], settings["max_tokens"], settings["link"]) == (3, 20, "5/20")
     assert found["machine"]["cores"] >= 1
+    assert 0 < found["cloud_forwards"] <= found["forwards"], "it counts a shared forward once"
+    rows = found["cloud_rows_per_forward"] * found["cloud_forwards"]
+    assert rows == pytest.approx(found["rows_per_forward"] * found["forwards"])
 
 
 def test_the_table_says_what_to_mind(drafts: Path, capsys):
@@ -133,6 +148,7 @@ def test_prompts_and_models_of_ones_own(tmp_path: Path, capsys):
         (("--cloud", "http://x"), "must be ws://HOST:PORT"),
         (("--cloud", "ws://127.0.0.1:1", "--target-pace", "5"), "give them to outrider cloud"),
         (("--controller", "magic"), "magic"),
+        (("--cloud-options", "'"), "--cloud-options: No closing quotation"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(words, why: str, capsys, monkeypatch):
@@ -153,6 +169,11 @@ def test_what_cannot_be_is_refused_before_anything_starts(words, why: str, capsy
 def test_what_was_not_recorded_is_refused_first(words, why: str, drafts, capsys, monkeypatch):
     monkeypatch.setattr(CloudProcess, "start", lambda _: pytest.fail("a verifier was started"))
     assert why in refusal(capsys, "--draft", f"replay:{drafts}", *words)
+
+
+def test_a_verifier_that_does_not_start(drafts: Path, capsys):
+    words = ("--draft", f"replay:{drafts}", "--cloud-options", "--slots none")
+    assert "the verifier did not start: " in refusal(capsys, *words)
 
 
 def test_a_cloud_with_another_target_is_found_out(drafts: Path, capsys):

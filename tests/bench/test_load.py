@@ -141,17 +141,18 @@ def test_nothing_is_null_and_never_nan():
 
 
 def test_what_the_verifier_counted():
-    before, after = {"forwards": 10, "rows": 40}, {"forwards": 30, "rows": 140, "queue_ms": 1.0}
+    before = {"forwards": 10, "rows": 40, "evictions": 1}
+    after = {"forwards": 30, "rows": 140, "evictions": 4, "queue_ms": 1.0}
     found = CloudCount.between(before, after)
-    assert found == CloudCount(forwards=20, rows=100)
+    assert found == CloudCount(forwards=20, rows=100, evictions=3)
     facts = summary(outcome(served(), cloud=found))
     assert (facts["cloud_forwards"], facts["cloud_rows_per_forward"]) == (20, 5.0)
-    assert facts["cloud_forwards_per_token"] == 0.5
+    assert (facts["cloud_forwards_per_token"], facts["cloud_evictions"]) == (0.5, 3)
     assert CloudCount.between(None, after) is None
     assert CloudCount.between(before, None) is None
     assert CloudCount.between(after, before) is None, "it was restarted"
     assert CloudCount.between({"forwards": 1}, after) is None
-    assert CloudCount.between({"forwards": "x", "rows": 1}, after) is None
+    assert CloudCount.between(before | {"rows": "x"}, after) is None
     assert summary(outcome(served()))["cloud_rows_per_forward"] is None
 
 
@@ -268,11 +269,11 @@ def test_the_verifier_is_asked_behind_the_warm_up_and_at_the_end():
 
     async def status() -> dict[str, int]:
         asked.append(len(edge.asked))
-        return {"forwards": 5 * len(edge.asked), "rows": 20 * len(edge.asked)}
+        return {"forwards": 5 * len(edge.asked), "rows": 20 * len(edge.asked), "evictions": 0}
 
     counted = loaded(edge, LoadPlan(requests=3, warm_up=2), status=status).cloud
     assert asked == [2, 5]
-    assert counted == CloudCount(forwards=15, rows=60)
+    assert counted == CloudCount(forwards=15, rows=60, evictions=0)
 
 
 def test_requests_have_their_own_prompts_and_seeds():

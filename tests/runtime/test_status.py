@@ -9,7 +9,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from live import run, server
+from live import ask, drafter, edge, hear, run, server
+from outrider.bench.load import CloudCount
+from outrider.core.tokens import SamplingParams
+from outrider.runtime.access import hash_token
 from outrider.runtime.edge import EdgeConfig
 from outrider.runtime.status import MAX_BYTES, fetch_status
 
@@ -64,11 +67,24 @@ def test_nobody_there():
 
 
 def test_a_verifier_of_ours():
-    """It tells what it counted, or that it does not tell; never something else."""
-
     async def work() -> None:
-        async with server() as cloud:
-            found = await fetch_status(EdgeConfig(url=f"ws://127.0.0.1:{cloud.port}"))
-            assert found is None or found["forwards"] == 0
+        async with server() as cloud, edge(cloud.port, drafter()) as runtime:
+            before = await fetch_status(runtime.config)
+            await hear(await runtime.stream(ask(SamplingParams(max_tokens=8, ignore_eos=True))))
+            count = CloudCount.between(before, await fetch_status(runtime.config))
+            assert count is not None
+            assert 0 < count.forwards <= 8 <= count.rows
+
+    run(work())
+
+
+def test_a_login_is_asked_for():
+    async def work() -> None:
+        async with server(tokens={hash_token("secret"): "me"}) as cloud:
+            url = f"ws://127.0.0.1:{cloud.port}"
+            assert await fetch_status(EdgeConfig(url=url)) is None
+            found = await fetch_status(EdgeConfig(url=url, token="secret"))
+            assert found is not None
+            assert found["forwards"] == 0
 
     run(work())

@@ -68,21 +68,22 @@ class CloudCount:
 
     forwards: int
     rows: int
+    """Judged: one for each token of the target, drafts included."""
+    evictions: int
+    """Sessions whose cache slot was given to another, to be rebuilt."""
 
     @classmethod
     def between(
         cls, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
     ) -> CloudCount | None:
         """From two of its /status answers; None where one is missing, or it began anew between."""
-        counts = [
-            status[name]
-            for name in ("forwards", "rows")
-            for status in (before or {}, after or {})
-            if isinstance(status.get(name), int)
-        ]
-        if len(counts) != 4 or counts[1] < counts[0] or counts[3] < counts[2]:
-            return None
-        return cls(forwards=counts[1] - counts[0], rows=counts[3] - counts[2])
+        counts = {}
+        for name in cls.__dataclass_fields__:
+            old, new = (before or {}).get(name), (after or {}).get(name)
+            if not isinstance(old, int) or not isinstance(new, int) or new < old:
+                return None
+            counts[name] = new - old
+        return cls(**counts)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,6 +179,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "rows_per_forward": _ratio(_rows(served), forwards),
         "cloud_forwards": cloud and cloud.forwards,
         "cloud_rows_per_forward": _ratio(cloud.rows, cloud.forwards) if cloud else None,
+        "cloud_evictions": cloud and cloud.evictions,
         "cloud_forwards_per_token": _ratio(cloud.forwards, tokens) if cloud else None,
         "drafted": drafted,
         "accepted": accepted,

@@ -143,6 +143,15 @@ def load(
             rich_help_panel=MODELS,
         ),
     ] = None,
+    cloud_options: Annotated[
+        str | None,
+        _load(
+            "TEXT",
+            'Of a verifier that is started here: more of its options, as in "--slots 64 '
+            '--batch-rows 32" (outrider cloud --help).',
+            show_default=False,
+        ),
+    ] = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -168,7 +177,7 @@ def load(
     if schedule is Schedule.EDGE_ONLY:
         raise CommandError("--schedule edge-only asks no verifier: choose another schedule")
     given = given_options(context, "draft_length", "temperature", "prompts", "ignore_eos")
-    given |= given_options(context, "target_pace", "cloud_draft", "max_tokens")
+    given |= given_options(context, "target_pace", "cloud_draft", "cloud_options")
     drafts = draft != "none" and schedule not in remote.NO_DRAFTER
     wish = loading.LoadWish(
         cloud=cloud,
@@ -192,6 +201,7 @@ def load(
         temperature=temperature,
         seed=seed,
         pace_ms=target_pace,
+        cloud_options=cloud_options or "",
         threads=threads,
         given=frozenset(given),
     )

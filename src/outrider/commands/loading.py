@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -53,6 +54,7 @@ class LoadWish:
     temperature: float | None
     seed: int
     pace_ms: float
+    cloud_options: str
     threads: int | None
     given: frozenset[str]
     """Options that stand on the command line."""
@@ -128,6 +130,7 @@ async def run(wish: LoadWish, plan: LoadPlan) -> dict[str, Any]:
             "target": peer.model if peer else wish.target,
             "deterministic": peer.deterministic if peer else None,
             "target_pace_ms": peer.pace_ms if peer else wish.pace_ms,
+            "options": wish.cloud_options or None,
         },
         "settings": {
             "edges": wish.edges,
@@ -162,11 +165,12 @@ def _refuse(wish: LoadWish) -> None:
     specs.refuse_bare("--target", wish.target)
     specs.refuse_bare("--draft", wish.edge_draft)
     specs.refuse_bare("--draft", wish.cloud_draft)
-    if wish.cloud is not None and wish.given & {"target_pace", "cloud_draft"}:
+    if wish.cloud is not None and wish.given & {"target_pace", "cloud_draft", "cloud_options"}:
         raise CommandError(
-            "--target-pace and --cloud-draft are for a verifier that is started here: "
-            "give them to outrider cloud"
+            "--target-pace, --cloud-draft and --cloud-options are for a verifier that is started "
+            "here: give them to outrider cloud"
         )
+    _more_options(wish)
     own = sorted(wish.given & {"temperature", "prompts", "ignore_eos"})
     if wish.replays and own:
         names = ", ".join("--" + name.replace("_", "-") for name in own)
@@ -310,6 +314,7 @@ async def _verifier(wish: LoadWish) -> AsyncIterator[tuple[str, bool]]:
     arguments = ["--model", wish.target, "--draft", wish.own_draft or "none"]
     arguments += ["--target-pace", str(wish.pace_ms)]
     arguments += ["--threads", str(wish.threads or 1)]
+    arguments += _more_options(wish)
     alone = (wish.threads or 1) == 1
     cloud = CloudProcess(arguments, core=CLOUD_CORE if alone else None)
     with console.waiting(f"starting a verifier with {wish.target}"):
@@ -321,6 +326,13 @@ async def _verifier(wish: LoadWish) -> AsyncIterator[tuple[str, bool]]:
         yield cloud.url, alone and pin(os.getpid(), EDGE_CORE) and cloud.pinned
     finally:
         await cloud.stop()
+
+
+def _more_options(wish: LoadWish) -> list[str]:
+    try:
+        return shlex.split(wish.cloud_options)
+    except ValueError as error:  # a quotation mark without its fellow
+        raise CommandError(f"--cloud-options: {error}") from None
 
 
 def _stopped_by_ctrl_c() -> asyncio.Event:

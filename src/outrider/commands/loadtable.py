@@ -59,6 +59,8 @@ def _where(settings: dict[str, Any], cloud: dict[str, Any]) -> str:
     ]
     if cloud["target_pace_ms"]:
         parts.append(f"{cloud['target_pace_ms']:g} ms added to a forward")
+    if cloud["options"]:
+        parts.append(f"verifier {cloud['options']}")
     return ", ".join(parts)
 
 
@@ -96,7 +98,9 @@ def _cloud_lines(facts: dict[str, Any]) -> list[str]:
         return []
     per_token = _number(facts["cloud_forwards_per_token"], ".2f")
     rows = _number(facts["cloud_rows_per_forward"], ".2f")
-    return [f"the verifier: {facts['cloud_forwards']} forwards of {rows} rows, {per_token} a token"]
+    evicted = f", {facts['cloud_evictions']} evictions" if facts["cloud_evictions"] else ""
+    counted = f"{facts['cloud_forwards']} forwards of {rows} rows, {per_token} a token{evicted}"
+    return [f"the verifier: {counted}"]
 
 
 def _shares(what: str, parts: dict[str, dict[str, Any]]) -> Table:

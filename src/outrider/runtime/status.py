@@ -10,9 +10,9 @@ import ssl
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from outrider.runtime.cloud import STATUS_PATH
 from outrider.runtime.edge import EdgeConfig
 
-STATUS_PATH: Final = "/status"
 TIMEOUT_S: Final = 5.0
 """A verifier that answers later is busy with something better."""
 MAX_BYTES: Final = 1 << 20
