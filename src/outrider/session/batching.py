@@ -14,9 +14,10 @@ Rules:
    the best there is. Where rows are free that is everybody; where they come in steps, a full step.
 5. While several tenants are active no session has rows judged that do not pay, whatever it asked
    for: a block of drafts is then judged as far as its likely tokens are worth the time.
-6. Prompts are taken in beside the others' rows, `INTAKE_STRETCH` times their time at most. A tenant
-   may stretch forwards for prompts for `INTAKE_SHARE` of the time, with `INTAKE_BURST_S` in hand;
-   beyond that its prompts ride along, too.
+6. Prompts are taken in beside the others' rows, for `INTAKE_STRETCH` times their time at most, by
+   what an id of a prompt was seen to take: t_v, which is measured over a few rows, says nothing
+   about hundreds. A tenant may stretch forwards for prompts for `INTAKE_SHARE` of the time, with
+   `INTAKE_BURST_S` in hand; beyond that its prompts ride along, too.
 """
 
 from __future__ import annotations
@@ -44,9 +45,15 @@ ENOUGH: Final = 0.98
 tokens sooner (our default)."""
 WHOLE_PROMPT: Final = 512
 """Ids of prompts that a forward takes in while nobody else is served (our default)."""
-INTAKE_STRETCH: Final = 4.0
-"""How many times its length a forward grows for prompts (our default): a running answer pauses a
+INTAKE_STRETCH: Final = 3.0
+"""How many times its length a forward gives to prompts (our default): a running answer pauses a
 little, a prompt is in after a few forwards."""
+INTAKE_RATE: Final = 0.3
+"""Weight of a new forward in what an id of a prompt takes."""
+RIDING_IDS: Final = 8
+"""Most ids of a prompt that ride along."""
+GUESS_ROWS: Final = 16
+"""Before a prompt was taken in, an id counts as a row among so many."""
 INTAKE_SHARE: Final = 0.05
 """Engine time, as a part of all time, that one tenant's prompts may take from others for ever
 (our default)."""
@@ -98,6 +105,8 @@ class FairShare:
         self._budget = budget
         self._stretch = stretch
         self._tenants: dict[str, _Tenant] = {}
+        self._id_s: float | None = None
+        """Seconds that an id of a prompt takes; None: none was seen yet."""
 
     def batch(
         self, ready: Sequence[Ready], costs: Callable[[int], Costs], now: float, *, alone: bool
@@ -123,6 +132,12 @@ class FairShare:
         record.seen = max(record.seen, now)
         if fed and others:
             record.intake -= seconds
+
+    def took(self, ids: int, seconds: float) -> None:
+        """A forward took `seconds` longer for `ids` ids of prompts."""
+        if ids > 0:
+            each, known = max(0.0, seconds) / ids, self._id_s
+            self._id_s = each if known is None else known + INTAKE_RATE * (each - known)
 
     def service(self) -> dict[str, float]:
         """Rows each known tenant was given, counted as rule 1 says: to look at."""
@@ -240,9 +255,8 @@ class FairShare:
         if alone:
             whole = free = WHOLE_PROMPT
         else:
-            seconds = shared.seconds(rows)
-            whole = most_rows(shared, INTAKE_STRETCH * seconds, rows + WHOLE_PROMPT) - rows
-            free = max(1, self._free(rows, shared) - rows)
+            whole = self._intake(INTAKE_STRETCH * shared.seconds(rows), shared)
+            free = min(max(1, self._free(rows, shared) - rows), RIDING_IDS)
         return [
             Share(
                 item.key,
@@ -251,6 +265,11 @@ class FairShare:
             )
             for item, _, _ in taken
         ]
+
+    def _intake(self, seconds: float, costs: Costs) -> int:
+        """Ids of prompts that take `seconds`; at least 1."""
+        each = costs.seconds(GUESS_ROWS) / GUESS_ROWS if self._id_s is None else self._id_s
+        return WHOLE_PROMPT if each * WHOLE_PROMPT <= seconds else max(1, int(seconds / each))
 
     def _may_stretch(self, tenant: str, now: float) -> bool:
         record = self._tenants[tenant]

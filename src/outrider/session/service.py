@@ -593,6 +593,7 @@ class CloudService:
         queues = [max(0.0, started - self._running[r.key].session.ready_at) for r in results]
         self.load.note(rows=rows, fed=fed, queues=queues, seconds=now - started)
         self._charge(results, fed, now - started, now)
+        self._shares.took(fed - rows, now - started - self._step_s(len(results), rows))
         if rows == fed:  # a prefill says nothing about a step's cost
             sessions = sum(r.fed > 0 for r in results)
             if sessions == 1:
@@ -603,6 +604,10 @@ class CloudService:
             entry = self._running.pop(result.key)
             out += self._finish_one(entry, result, started, now)
         return [*out, *self._press(now)]
+
+    def _step_s(self, sessions: int, rows: int) -> float:
+        """What a forward over so many rows takes as far as is known (seconds)."""
+        return self._sharing.of(sessions, self.costs).seconds(rows) if self.costs and rows else 0.0
 
     def _charge(self, results: Sequence[Done], fed: int, seconds: float, now: float) -> None:
         """To each tenant what it was given."""
