@@ -27,7 +27,14 @@ from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeResult, EdgeRunti
 from outrider.runtime.process import CloudProcess, pin
 from outrider.session.schedules import Schedule
 
-SCHEDULES = (Schedule.CLOUD_ONLY, Schedule.SYNC, Schedule.FREERUN, Schedule.COLOCATED)
+SCHEDULES = (
+    Schedule.CLOUD_ONLY,
+    Schedule.SYNC,
+    Schedule.MULTIPLEX,
+    Schedule.HYBRID,
+    Schedule.FREERUN,
+    Schedule.COLOCATED,
+)
 
 
 async def together(

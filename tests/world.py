@@ -690,6 +690,7 @@ class World:
             if service is self.service:
                 service.tick(self.now)
                 self._free_slots()
+                self._arm_service()  # whoever was lost later is due later
 
         self.at(deadline + 1e-9, ring)
 
