@@ -829,6 +829,18 @@ def test_no_newcomer_where_tokens_take_too_long_already():
     assert isinstance(b.say(opening(5))[0], Opened), "nothing is under way"
 
 
+def test_no_more_at_work_than_there_are_caches():
+    b = Bench(max_under_way=2)
+    for n in (1, 2):
+        b.say(opening(n, step="step"))
+    assert b.code(opening(3)) is Code.BUSY
+    assert isinstance(b.say(opening(1))[0], Opened), "a repeated OPEN is no newcomer"
+    b.now += BUSY_S + 0.1
+    b.say(opening(3, step="step"))
+    b.say(opening(4, step="step"))
+    assert len(b.service.batch(b.now)) == 2
+
+
 def test_the_session_that_is_due_first_goes_first():
     b = Bench(max_batch_rows=1)
     b.say(opening(1, step="step"))

@@ -109,8 +109,9 @@ def cloud(
             metavar="N",
             min=1,
             max=MAX_SLOTS,
-            help="Answers whose caches are held at once; beyond, and for a while after their end, "
-            "one makes room for the other. Memory grows with it.",
+            help="Caches: as many answers can be under way at once, one more is refused. An answer "
+            "that waits for its edge gives its cache to another and gets it back. Memory grows "
+            "with it.",
         ),
     ] = DEFAULT_SLOTS,
     batch_rows: Annotated[
@@ -227,6 +228,7 @@ def cloud(
         max_batch_rows=batch_rows,
         max_sessions_per_tenant=tenant_sessions
         or MAX_SESSIONS // (TENANT_PART if token_file else 1),
+        max_under_way=slots,
         stretch=tenant_stretch,
         max_token_s=max_token_ms / 1e3 or math.inf,
     )

@@ -100,9 +100,12 @@ class _Tenant:
 class FairShare:
     """See the module docstring."""
 
-    def __init__(self, *, budget: int, stretch: float = DEFAULT_STRETCH) -> None:
-        """`budget`: most rows of a forward."""
+    def __init__(
+        self, *, budget: int, most: int | None = None, stretch: float = DEFAULT_STRETCH
+    ) -> None:
+        """`budget`: most rows of a forward. `most`: sessions; None: as many as rows."""
         self._budget = budget
+        self._most = budget if most is None else most
         self._stretch = stretch
         self._tenants: dict[str, _Tenant] = {}
         self._id_s: float | None = None
@@ -203,7 +206,7 @@ class FairShare:
         for item in order:
             if over[item.key] and limit == self._budget:
                 limit = self._free(rows, costs(len(taken) + 1))
-            if rows >= limit:
+            if rows >= limit or len(taken) >= self._most:
                 break
             chooses = item.chooses or contended
             fixed = 0 if chooses else min(item.most, limit - rows - 1)

@@ -89,6 +89,9 @@ class ServiceConfig:
     max_prompt_tokens: int = 1_000_000
     max_batch_rows: int = 64
     """Most rows in one batch: bounds how long everybody waits for one forward."""
+    max_under_way: int = MAX_SESSIONS
+    """Most sessions at work at once: as many as the engine has caches, or they would take them from
+    each other at every step. One that waits for its edge does not count."""
     stretch: float = DEFAULT_STRETCH
     """How much longer a forward may become for tenants over their share (session.batching)."""
     max_token_s: float = math.inf
@@ -145,13 +148,13 @@ class _Entry:
     params: SamplingParams
     rule: Rule
     cloud_draft: int
+    ran_at: float
+    """When a forward of it ended last, or it was opened (seconds)."""
     lost_at: float = 0.0
     due_s: float = DUE_S
     """Seconds within which its next token is wanted."""
     fed_at: float = 0.0
     """When a piece of its prompt was last taken in (seconds)."""
-    ran_at: float = -math.inf
-    """When a forward of it ended last (seconds)."""
     pressure: Pressure = field(default_factory=Pressure)
     dead: bool = False
 
@@ -213,7 +216,9 @@ class CloudService:
         self.costs = costs or RowCosts()
         """Of one session alone in a forward."""
         self._sharing = SharedCosts()
-        self._shares = FairShare(budget=config.max_batch_rows, stretch=config.stretch)
+        self._shares = FairShare(
+            budget=config.max_batch_rows, most=config.max_under_way, stretch=config.stretch
+        )
         self._opens: dict[str, _Opens] = {}
         self._pressed_at = -math.inf
         self.late_frames = 0
@@ -399,6 +404,7 @@ class CloudService:
             params=params,
             rule=rule,
             cloud_draft=message.cloud_draft,
+            ran_at=now,
             due_s=message.due_ms / 1e3 if message.due_ms else DUE_S,
         )
         self._entries[entry.key] = entry
@@ -411,7 +417,12 @@ class CloudService:
         most = config.max_sessions_per_tenant
         if sum(e.tenant == tenant for e in self._entries.values()) >= most:
             raise RemoteError(Code.BUSY, f"{most} sessions of this login are running", number)
-        token_s = self._token_s(len(self._under_way(now)) + 1)
+        under_way = len(self._under_way(now))
+        if under_way >= config.max_under_way:
+            raise RemoteError(
+                Code.BUSY, f"{under_way} answers are under way, as many as there are caches", number
+            )
+        token_s = self._token_s(under_way + 1)
         if token_s > config.max_token_s:
             raise RemoteError(
                 Code.BUSY,
