@@ -82,6 +82,8 @@ DIAL_TIMEOUT: Final = 10.0
 WS_HEADER_UP: Final = 6
 """Bytes WebSocket adds to a short client frame: two of header, four of mask."""
 WS_HEADER_DOWN: Final = 2
+MAX_DUE_MS: Final = 3_600_000
+"""An hour: whoever can wait longer says nothing."""
 MAX_CONTROLLERS: Final = 32
 """Most controllers an edge keeps; the oldest goes first and begins anew when it is asked for."""
 MIN_TIMER_S: Final = 0.001
@@ -170,6 +172,9 @@ class EdgeRequest:
     """For the relaxed rule, which needs it; no other rule may have it."""
     reply: TopKReply = field(default_factory=TopKReply)
     """Ratio rule: how rejections may be answered."""
+    due_ms: int = 0
+    """Milliseconds within which the next token is wanted: of one login's answers the earliest goes
+    first. 0: nothing said."""
     calibration: str | None = None
     """Folder of `outrider calibrate`, for the controllers that use one."""
 
@@ -182,6 +187,8 @@ class EdgeRequest:
         require_ratio(self.rule, self.reply)
         if self.controller == "fixed" and self.controller_options:
             raise ParameterError("controller", "fixed has no options: K and W are its own")
+        if not 0 <= self.due_ms <= MAX_DUE_MS:
+            raise ParameterError("due_ms", f"must be in [0, {MAX_DUE_MS}]")
         if not 0.0 <= self.growth <= MAX_GROWTH:
             raise ParameterError("growth", f"must be in [0, {MAX_GROWTH}]")
 
@@ -467,6 +474,7 @@ class EdgeRuntime:
                 reply=request.reply,
                 now=now,
                 pilot=pilot,
+                due_ms=request.due_ms,
             )
         except RemoteError as error:
             raise CloudError(error.code, error.message) from None

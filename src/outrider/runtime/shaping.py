@@ -42,6 +42,10 @@ class ShapedPath:
         arrival = self._path.arrival(len(frame), time.monotonic(), self._uniform)
         self._due.put_nowait((arrival, frame))
 
+    def occupy(self, size: int) -> None:
+        """So many bytes of somebody else travel first: a load beside the frames."""
+        self._path.arrival(size, time.monotonic(), self._uniform)
+
     async def run(self) -> None:
         """Deliver frames for ever; cancel to stop."""
         while True:
