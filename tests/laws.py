@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -13,55 +13,13 @@ import pytest
 from outrider.core import rng, verify
 from outrider.core.rng import Purpose
 from outrider.core.sampling import Distribution
+from outrider.sim.laws import fit
+
+__all__ = ["ALARM", "Tree", "fit", "normal_tail"]
 
 ALARM = 1e-3
 """Smallest p-value a right implementation is allowed. Seeds are fixed, so a passing test passes
 always; a wrong law gives p-values far below this."""
-
-
-def chi_square_tail(x: float, freedom: int) -> float:
-    """P(chi-square with `freedom` degrees > x): the regularised upper gamma Q(freedom/2, x/2)."""
-    a, z = freedom / 2, x / 2
-    if z <= 0:
-        return 1.0
-    front = math.exp(-z + a * math.log(z) - math.lgamma(a))
-    if z < a + 1:  # series of the lower function
-        term = total = 1 / a
-        n = a
-        while abs(term) > abs(total) * 1e-15:
-            n += 1
-            term *= z / n
-            total += term
-        return max(0.0, 1.0 - total * front)
-    b = z + 1 - a  # continued fraction of the upper one (Lentz)
-    c, d = 1e300, 1 / b
-    h = d
-    for i in range(1, 10_000):
-        step = -i * (i - a)
-        b += 2
-        d = 1 / (step * d + b)
-        c = b + step / c
-        h *= d * c
-        if abs(d * c - 1) < 1e-15:
-            break
-    return front * h
-
-
-def fit(counts: Sequence[int] | np.ndarray, law: Sequence[float] | np.ndarray) -> float:
-    """p-value of the chi-square test of `counts` against `law`. Ids of probability 0 must not
-    have occurred; bins that expect fewer than 5 are put together."""
-    counts, law = np.asarray(counts, dtype=float), np.asarray(law, dtype=float)
-    assert abs(law.sum() - 1) < 1e-6, law
-    assert not counts[law == 0].any(), "an impossible id occurred"
-    expected = law * counts.sum()
-    big = expected >= 5
-    seen = [*counts[big], counts[~big].sum()]
-    hoped = [*expected[big], expected[~big].sum()]
-    if hoped[-1] < 5:  # too little for a bin of its own
-        seen[-2:], hoped[-2:] = [seen[-2] + seen[-1]], [hoped[-2] + hoped[-1]]
-    assert len(hoped) > 1, "one bin proves nothing"
-    distance = sum((s - h) ** 2 / h for s, h in zip(seen, hoped, strict=True))
-    return chi_square_tail(distance, len(hoped) - 1)
 
 
 def normal_tail(z: float) -> float:

@@ -260,3 +260,8 @@ class SlotDesk:
     def parked(self) -> int:
         """Slots kept for what they hold."""
         return len(self._parked)
+
+    def ids(self, key: int) -> tuple[int, ...] | None:
+        """What the slot of a session holds (I10); None when it has none."""
+        slot = self._slots.get(key)
+        return None if slot is None else self.model.tokens(slot)

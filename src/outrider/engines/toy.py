@@ -93,6 +93,21 @@ def blend_law(first: Law, second: Law, share: float, seed: int) -> Law:
     return law
 
 
+def remember(law: Law, order: int) -> Law:
+    """The same law, which must depend on the last `order` ids alone, with its rows kept: for small
+    vocabularies, where most of a run's time would go into them."""
+    rows: dict[tuple[int, ...], FloatRow] = {}
+
+    def known(context: tuple[int, ...]) -> FloatRow:
+        key = context[-order:]
+        row = rows.get(key)
+        if row is None:
+            row = rows[key] = law(context)
+        return row
+
+    return known
+
+
 class ToyModel(SlotBook[SlotRecord]):
     """A `LanguageModel` whose distribution is known."""
 

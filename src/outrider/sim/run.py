@@ -165,7 +165,7 @@ class _Run:
         setup = Setup(
             target=lambda: ScriptedTarget(context_length=longest),
             drafter=drafter,
-            cloud_drafter=drafter,
+            cloud_drafter=lambda: drafter,
             vocab_size=VOCABULARY,
             context_length=longest,
             conditions=scenario.conditions,

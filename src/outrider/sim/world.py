@@ -47,7 +47,7 @@ from outrider.session.pilot import Pilot
 from outrider.session.schedules import MAX_WINDOW, Plan
 from outrider.session.service import CloudService, Done, Outgoing, ServiceConfig, Work
 from outrider.sim.devices import Load, ScriptedDrafts
-from outrider.sim.events import Chance, Heap
+from outrider.sim.events import MAX_STEPS, Chance, Heap
 from outrider.sim.links import WAYS, Conditions, Levels, Wire
 
 DIAL_TRIPS: Final = 2.0
@@ -94,8 +94,8 @@ class Setup:
     """A fresh engine for a verifier that starts."""
     drafter: Drafter
     """Of every edge."""
-    cloud_drafter: Drafter | None = None
-    """Of every verifier, for co-located speculation."""
+    cloud_drafter: Callable[[], Drafter] | None = None
+    """A fresh one for a verifier that starts, for co-located speculation."""
     vocab_size: int
     context_length: int = 4096
     eos: frozenset[int] = frozenset()
@@ -378,7 +378,8 @@ class Cloud:
     def _boot(self) -> None:
         setup = self.world.setup
         self.model = setup.target()
-        self.desk = SlotDesk(self.model, setup.cloud_drafter)
+        own = setup.cloud_drafter
+        self.desk = SlotDesk(self.model, own and own())
         self.service = CloudService(
             ServiceConfig(
                 vocab_size=setup.vocab_size,
@@ -526,6 +527,8 @@ class Cloud:
             return
         self._running = True
         results = self.desk.run([_desk_job(w) for w in work])
+        if self.world.watch is not None:
+            self.world.watch(self, work, results)
         load = _load(work, results)
         spent = self.world.setup.forward(load)
         self.forwards += 1
@@ -573,6 +576,9 @@ def _load(work: Sequence[Work], results: Sequence[DeskResult]) -> Load:
     )
 
 
+Watch = Callable[[Cloud, Sequence[Work], Sequence[DeskResult]], None]
+
+
 class World:
     """See the module docstring."""
 
@@ -590,6 +596,8 @@ class World:
         self.seed = seed
         self.faults = faults
         self.heap = Heap()
+        self.watch: Watch | None = None
+        """Looks at every forward."""
         self.pipes: dict[int, Pipe] = {}
         self.dial_fails = False
         self._numbers = itertools.count(1)
@@ -610,13 +618,9 @@ class World:
         """Seconds since the world began."""
         return self.heap.now
 
-    def run(self, until: float = float("inf")) -> None:
+    def run(self, until: float = float("inf"), *, steps: int = MAX_STEPS) -> None:
         """Run until every answer is over and nothing is planned, or until a time (seconds)."""
-        self.heap.run(until, rest=lambda: self.quiet)
-
-    def settle(self, seconds: float) -> None:
-        """Let time pass, whether or not anything is asked."""
-        self.heap.run(self.now + seconds)
+        self.heap.run(until, rest=lambda: self.quiet, steps=steps)
 
     @property
     def quiet(self) -> bool:
