@@ -29,6 +29,7 @@ try:
     from outrider.commands.pull import pull
     from outrider.commands.record import record
     from outrider.commands.serve import serve
+    from outrider.commands.simulate import simulate
     from outrider.commands.version import version
 except KeyboardInterrupt:  # Ctrl-C while Python still imports, which takes longest of all
     sys.exit(130)
@@ -52,6 +53,7 @@ for command in (
     inertia,
     record,
     load,
+    simulate,
     doctor,
     version,
 ):

@@ -10,8 +10,8 @@ import pytest
 
 from live import drafter, edge
 from outrider.core.link import LinkError, parse_link
-from outrider.proto.connection import Connection, Role
-from outrider.runtime.shaping import HELLO_BYTES, ShapedPath, load_trace, sleep_until, usable
+from outrider.proto.connection import HELLO_BYTES, Connection, Role, usable
+from outrider.runtime.shaping import ShapedPath, load_trace, sleep_until
 
 
 def test_frames_arrive_in_order_and_never_early():

@@ -47,8 +47,9 @@ def run(demo: NetDemo, *, as_json: bool) -> None:
     work is refused before anything is started."""
     from outrider.bench.live import wishes_of
     from outrider.core.link import parse_link
+    from outrider.proto.connection import usable
     from outrider.runtime.edge import EdgeRequest
-    from outrider.runtime.shaping import load_trace, usable
+    from outrider.runtime.shaping import load_trace
 
     for text in demo.arms:
         wishes_of(text)

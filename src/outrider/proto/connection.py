@@ -29,6 +29,7 @@ import math
 from enum import StrEnum
 from typing import Final
 
+from outrider.core.link import Link, LinkError
 from outrider.proto.codec import decode, encode
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import (
@@ -64,6 +65,8 @@ HEARTBEAT: Final = 5.0
 """Seconds of silence before a PING (our default; field case 35)."""
 SILENT_BEATS: Final = 2
 """Heartbeats of silence after which the link counts as dead: the edge must react within two."""
+HELLO_BYTES: Final = 400
+"""About what a HELLO frame has (tests/runtime/test_shaping.py compares)."""
 
 
 class Role(StrEnum):
@@ -132,6 +135,19 @@ class SilentPeerError(RemoteError):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(Code.STATE, f"nothing heard for {seconds:.1f} s: the link is dead")
+
+
+def usable(link: Link, heartbeat: float = HEARTBEAT) -> None:
+    """Raise LinkError for a link over which no connection can live: where greeting and being
+    greeted take as long as the silence after which a peer counts as dead (seconds between two
+    heartbeats: `heartbeat`)."""
+    limit = SILENT_BEATS * heartbeat
+    takes = link.round_trip(HELLO_BYTES)
+    if takes >= limit:
+        raise LinkError(
+            f"a greeting up and one down take {takes:.3g} s over {link.text or 'this link'}, but "
+            f"a peer is given up after {limit:g} s of silence: no connection can live"
+        )
 
 
 class Connection:

@@ -43,13 +43,12 @@ from outrider.engines.drafters import Drafter, DraftSession
 from outrider.engines.lockstep import Ask, propose_together
 from outrider.engines.tokenizer import Tokenizer
 from outrider.proto.codec import MAX_FRAME_BYTES
-from outrider.proto.connection import HEARTBEAT
+from outrider.proto.connection import HEARTBEAT, usable
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits
 from outrider.runtime.access import is_loopback, sendable
 from outrider.runtime.discreet import discreet, without_secrets
 from outrider.runtime.local import MAX_DRAFT_LENGTH, GenerationResult, Timing
-from outrider.runtime.shaping import usable
 from outrider.runtime.socket import FrameSocket
 from outrider.runtime.worker import EngineThread, Timed
 from outrider.session.client import (

@@ -15,15 +15,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path as FilePath
 from typing import Final
 
-from outrider.core.link import Link, LinkError, Opportunities, Path, Server, Steps, seconds
-from outrider.proto.connection import HEARTBEAT, SILENT_BEATS
+from outrider.core.link import LinkError, Opportunities, Path, Server, Steps, seconds
 
 SPIN_S: Final = 0.0012
 """The last part of a wait, spent yielding instead of sleeping: asyncio's timer may be a
 millisecond late."""
 MAX_TRACE_LINES: Final = 5_000_000
-HELLO_BYTES: Final = 400
-"""About what a HELLO frame has (tests/runtime/test_shaping.py compares)."""
 
 Deliver = Callable[[bytes], Awaitable[None]]
 
@@ -68,19 +65,6 @@ async def sleep_until(due: float) -> None:
         await asyncio.sleep(left - SPIN_S)
     while time.monotonic() < due:
         await asyncio.sleep(0)
-
-
-def usable(link: Link, heartbeat: float = HEARTBEAT) -> None:
-    """Raise LinkError for a link over which no connection can live: where greeting and being
-    greeted take as long as the silence after which a peer counts as dead (seconds between two
-    heartbeats: `heartbeat`)."""
-    limit = SILENT_BEATS * heartbeat
-    takes = link.round_trip(HELLO_BYTES)
-    if takes >= limit:
-        raise LinkError(
-            f"a greeting up and one down take {takes:.3g} s over {link.text or 'this link'}, but "
-            f"a peer is given up after {limit:g} s of silence: no connection can live"
-        )
 
 
 def load_trace(name: str) -> Callable[[], Server]:

@@ -5,9 +5,10 @@ A case has failed when one of these does not hold (docs/architecture.md, Invaria
 * an answer that ends has exactly the ids of the target alone (coupled, relaxed without a budget,
   every rule at temperature 0), at most `max_tokens`, and ends for the same reason (I1, I2, I3);
 * an answer that was cancelled, or whose edge died, is a prefix of that;
-* under the ratio rule at temperature 1 the tokens of all cases together follow the target's law;
-* every answer ends, but for those that met a draining verifier; an end that no fault touched is
-  confirmed by the digest of the very same ids;
+* under the ratio rule at temperature 1 the tokens of all cases together follow the target's law,
+  and those behind a rejection the residual's;
+* every answer ends well, but for those that met a draining verifier or a link that broke the rules
+  time and again; an end that no fault touched is confirmed by the digest of the very same ids;
 * where only lawful faults happen no side ever refuses a frame of the other, and no link ends but by
   a fault: the machines do not need their own mending;
 * a slot holds the ids that its session claimed at every forward (I10), and in the end every table
@@ -26,8 +27,7 @@ import numpy.typing as npt
 
 from outrider.core.draft import NO_DRAFT
 from outrider.core.link import Link
-from outrider.core.sampling import History, SamplingPipeline
-from outrider.core.tokens import FinishReason, Rule, SamplingParams
+from outrider.core.tokens import FinishReason, Origin, Rule, SamplingParams
 from outrider.engines.base import EngineError
 from outrider.engines.desk import DeskResult
 from outrider.engines.drafters import ModelDrafter
@@ -45,6 +45,8 @@ from outrider.sim.laws import fit
 from outrider.sim.links import Conditions
 from outrider.sim.world import Answer, Cloud, Setup, UserError, Words, World
 
+F64Array = npt.NDArray[np.float64]
+
 VOCABULARY: Final = 8
 PROMPT: Final = (1, 2, 3)
 EOS: Final = frozenset({0})
@@ -52,8 +54,10 @@ CONTEXT: Final = 4096
 ALARM: Final = 1e-6
 """Smallest p-value of the ratio rule's law that is no failure: a right implementation meets it once
 in a million campaigns."""
-LEAST_TOKENS: Final = 400
-"""Tokens of the ratio rule from which on its law is tested."""
+LEAST_TOKENS: Final = 100
+"""Of one context, or corrections, from which on their law is tested."""
+BINS: Final = 10
+LAST: Final = 1.0 - 1e-9
 GRACE: Final = 100.0
 """Seconds after which nothing may be left: more than the service keeps a lost session."""
 MOST_EVENTS: Final = 200_000
@@ -70,7 +74,7 @@ TARGET: Final = remember(random_law(1, VOCABULARY, order=1, sharpness=1.0), 1)
 
 @functools.cache
 def _draft(share: float) -> Law:
-    other = random_law(2, VOCABULARY, order=2)
+    other = random_law(2, VOCABULARY, order=2, sharpness=0.7)
     return remember(blend_law(TARGET, other, share, 3), 3)
 
 
@@ -87,6 +91,8 @@ class Report:
     """Virtual."""
     pairs: tuple[tuple[int, int], ...]
     """(token before, token) of answers of the ratio rule whose law is known."""
+    ranks: tuple[float, ...]
+    """Of its corrections: where each lies in the residual's law, in [0, 1)."""
     fingerprint: str
     log: tuple[str, ...] = ()
     """What happened, for a replay."""
@@ -105,6 +111,7 @@ class Campaign:
     _counts: npt.NDArray[np.int64] = field(
         default_factory=lambda: np.zeros((VOCABULARY, VOCABULARY), dtype=np.int64)
     )
+    _ranks: list[int] = field(default_factory=lambda: [0] * BINS)
 
     def add(self, report: Report) -> None:
         self.cases += 1
@@ -116,15 +123,17 @@ class Campaign:
             self.failed.append(report)
         for before, token in report.pairs:
             self._counts[before, token] += 1
+        for rank in report.ranks:
+            self._ranks[int(rank * BINS)] += 1
 
     @property
     def law(self) -> float | None:
-        """Smallest p-value over contexts of the ratio rule's tokens, times their number; None: too
-        few tokens."""
-        if self._counts.sum() < LEAST_TOKENS:
-            return None
-        rows = [(i, row) for i, row in enumerate(self._counts) if row.sum() >= LEAST_TOKENS // 8]
-        found = [fit([int(n) for n in row], _probabilities(i)) for i, row in rows]
+        """p-value of the ratio rule's tokens and corrections: the smallest of all tests, times
+        their number. None: too few tokens."""
+        rows = [(i, row) for i, row in enumerate(self._counts) if row.sum() >= LEAST_TOKENS]
+        found = [fit([int(n) for n in row], _law(TARGET, (i,))) for i, row in rows]
+        if sum(self._ranks) >= LEAST_TOKENS:
+            found.append(fit(self._ranks, [1.0 / BINS] * BINS))
         return min(1.0, min(found) * len(found)) if found else None
 
     @property
@@ -132,13 +141,24 @@ class Campaign:
         return self.law is None or self.law > ALARM
 
 
-def _probabilities(before: int) -> list[float]:
-    params = SamplingParams(temperature=1.0)
-    row = SamplingPipeline(params, vocab_size=VOCABULARY).distribution(
-        TARGET((before,)), History((before,))
-    )
-    p = row.dense(VOCABULARY)
-    return [float(x) for x in p / p.sum()]
+def _law(law: Law, context: tuple[int, ...]) -> F64Array:
+    """float64 [VOCABULARY]: the probabilities of every id at temperature 1."""
+    weights = np.exp(law(context).astype(np.float64))
+    return np.asarray(weights / weights.sum())
+
+
+def _rank(share: float, context: tuple[int, ...], token: int, luck: float) -> float:
+    """Where a token lies in the residual's law, in [0, 1): uniform if it is drawn from it.
+
+    Ids are put in the order of the share of p that is left, because wrong draws prefer one end of
+    it. `luck`, in [0, 1), places the token within its own probability."""
+    p, q = _law(TARGET, context), _law(_draft(share), context)
+    left = np.maximum(p - q, 0.0)
+    order = np.argsort(left / p, kind="stable")
+    below = np.cumsum(left[order]) / left.sum()
+    at = int(np.flatnonzero(order == token)[0])
+    before = float(below[at - 1]) if at else 0.0
+    return min(before + luck * (float(below[at]) - before), LAST)
 
 
 def campaign(seeds: Sequence[int], *, most_failed: int = 10) -> Iterator[Campaign]:
@@ -254,6 +274,7 @@ class _Play:
             tokens=sum(len(a.ids) for _, a in self.answers if a),
             seconds=self.world.now,
             pairs=tuple(self._pairs()),
+            ranks=tuple(self._ranks()),
             fingerprint=self.world.heap.fingerprint,
             log=tuple(self._log()),
         )
@@ -315,7 +336,8 @@ class _Play:
             self.problems.append(f"I3: {name} has {len(ids)} tokens of {params.max_tokens}")
         if self._fixed(question):
             self._compare(name, question, ids, end)
-        if isinstance(end, Failed) and self.case.drain is None:
+        given_up = self.case.drain is not None or self.case.lawless
+        if isinstance(end, Failed) and not given_up:
             self.problems.append(f"{name} failed: {end.code.value}: {end.message}")
         if isinstance(end, Failed) and end.code is Code.DIGEST:
             self.problems.append(f"{name}: edge and cloud hold different ids")
@@ -367,14 +389,27 @@ class _Play:
 
     # ---------------------------------------------------------------- for the campaign
 
-    def _pairs(self) -> Iterator[tuple[int, int]]:
-        """Tokens of answers whose length no fault decides: else the law is that of the lucky."""
+    def _known(self) -> Iterator[Answer]:
+        """Answers of the ratio rule whose length no fault decides: else the law is that of the
+        lucky."""
         if self.case.lawless or self.case.drain is not None or self.case.death is not None:
             return
         for question, answer in self.answers:
             known = question.rule is Rule.RATIO and question.params.temperature == 1.0
             if answer is not None and known and question.cancel is None:
-                yield from zip((PROMPT[-1], *answer.ids), answer.ids, strict=False)
+                yield answer
+
+    def _pairs(self) -> Iterator[tuple[int, int]]:
+        for answer in self._known():
+            yield from zip((PROMPT[-1], *answer.ids), answer.ids, strict=False)
+
+    def _ranks(self) -> Iterator[float]:
+        chance = Chance(self.case.seed, 4)
+        for answer in self._known():
+            ids = (*PROMPT, *answer.ids)
+            for i, origin in enumerate(answer.origins, len(PROMPT)):
+                if origin is Origin.CORRECTION:
+                    yield _rank(self.case.share, ids[:i], ids[i], chance.uniform())
 
     def _log(self) -> Iterator[str]:
         for number, (question, answer) in enumerate(self.answers):

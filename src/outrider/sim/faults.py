@@ -30,7 +30,15 @@ RATES: Final = (0.0, 0.0, 0.01, 0.04)
 
 LAWFUL: Final = ("cut", "cut_after", "late", "restart")
 LAWLESS: Final = ("lose", "repeat", "swap", "stale")
+FRAME_FAULTS: Final = (*LAWFUL, *LAWLESS)
 
+RULES: Final = (Rule.COUPLED, Rule.RELAXED, Rule.RATIO, Rule.RATIO)
+"""Half of it ratio: that rule's law shows in many tokens only."""
+LONG_EVERY: Final = 16
+LONG: Final = 192
+"""One case in so many has an answer of so many tokens: the law behind a rejection shows in many
+rejections only, and short answers have few."""
+LONG_SCHEDULES: Final = (Schedule.SYNC, Schedule.PEARL, Schedule.PLC, Schedule.STREAM)
 SCHEDULES: Final = tuple(s for s in Schedule if s is not Schedule.EDGE_ONLY)
 
 
@@ -87,6 +95,8 @@ class Case:
 
 def draw(seed: int) -> Case:
     """The case of a seed."""
+    if seed % LONG_EVERY == LONG_EVERY - 1:
+        return _long(seed)
     chance = Chance(seed, 1)
     edges = chance.between(1, 2)
     lawless = chance.uniform() < 0.25
@@ -97,7 +107,7 @@ def draw(seed: int) -> Case:
         questions=tuple(_question(chance, seed, i, edges) for i in range(chance.between(1, 3))),
         rates=rates,
         edges=edges,
-        share=chance.choice((0.0, 0.3, 0.3, 1.0)),
+        share=chance.choice((0.0, 0.3, 1.0, 1.0)),
         rtt=chance.choice((0.001, 0.05, 0.2)),
         jitter=chance.choice((0.0, 0.03)),
         drain=_maybe(chance, 0.06),
@@ -109,13 +119,40 @@ def draw(seed: int) -> Case:
     )
 
 
+def _long(seed: int) -> Case:
+    """A long answer of the ratio rule with a strange draft, so one with many rejections."""
+    chance = Chance(seed, 1)
+    schedule = chance.choice(LONG_SCHEDULES)
+    question = Question(
+        edge=0,
+        at=0.0,
+        params=SamplingParams(temperature=1.0, seed=seed << 2, max_tokens=LONG, ignore_eos=True),
+        rule=Rule.RATIO,
+        schedule=schedule,
+        plan=plan(schedule, draft_length=chance.between(1, 7), window=chance.between(4, 20)),
+        moody=False,
+    )
+    return Case(
+        seed=seed,
+        questions=(question,),
+        rates={name: chance.choice(RATES) if name in LAWFUL else 0.0 for name in FRAME_FAULTS},
+        edges=1,
+        share=1.0,
+        rtt=chance.choice((0.001, 0.05)),
+        jitter=0.0,
+        drain=None,
+        death=None,
+        slow=(),
+    )
+
+
 def _maybe(chance: Chance, probability: float, span: float = SPAN) -> float | None:
     happens, when = chance.uniform() < probability, span * chance.uniform()
     return when if happens else None
 
 
 def _question(chance: Chance, seed: int, index: int, edges: int) -> Question:
-    rule = chance.choice(tuple(Rule))
+    rule = chance.choice(RULES)
     schedule = chance.choice(SCHEDULES)
     # Under the ratio rule the law is what is checked, and it has to be known: no penalties.
     free = rule is not Rule.RATIO

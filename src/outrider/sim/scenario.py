@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 from outrider.control.registry import parse as parse_controller
 from outrider.core.link import Link, LinkError, Server, parse_link, seconds
 from outrider.core.tokens import ParameterError, Rule
+from outrider.proto.connection import usable
 from outrider.session.edge import MAX_GROWTH
 from outrider.session.schedules import DEFAULT_GROWTH, DEFAULT_WINDOW, MAX_WINDOW, Schedule
 from outrider.session.service import MAX_CLOUD_DRAFT
@@ -464,6 +465,11 @@ class _Maker:
                 self._source.fail("link", "outages", "must ascend and not touch each other")
         if table["levels"] and table["rtt"]:
             self._source.fail("link", "levels", "are round trips already: leave rtt out")
+        for trip in table["levels"] or (link.rtt_s,):
+            try:
+                usable(replace(link, rtt_s=trip))
+            except LinkError as error:
+                self._source.fail("link", "levels" if table["levels"] else "rtt", str(error))
         return Conditions(
             link=link,
             levels=table["levels"],
@@ -483,7 +489,8 @@ class _Maker:
                     self._source.fail("link", f"{way}-trace", str(error))
         names = ("rtt", "jitter", "loss", "up", "down", "up-trace", "down-trace")
         parts = [table[name] for name in names if table[name]]
-        link = parse_link(",".join(parts), load=self._loaders.link) if parts else Link()
+        text = ",".join(parts)
+        link = parse_link(text, load=self._loaders.link) if parts else Link()
         if table["rtt"] is None and not table["levels"]:
             return replace(link, rtt_s=DEFAULT_RTT)
         return link
