@@ -220,7 +220,7 @@ def test_a_run_is_a_function_of_scenario_and_seed():
         )
         prints.add(done.stdout)
     assert len(prints) == 1
-    assert len(set(map(str, json.loads(prints.pop())))) == 8  # and the arms differ
+    assert len(set(map(str, json.loads(prints.pop())))) == len(NAMES)  # and the arms differ
 
 
 def test_another_seed_is_another_run():

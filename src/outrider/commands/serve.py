@@ -113,7 +113,8 @@ def serve(
     ```
     """
     from outrider.core.link import parse_link
-    from outrider.runtime.shaping import load_trace, usable
+    from outrider.proto.connection import usable
+    from outrider.runtime.shaping import load_trace
 
     gateway.refuse_bare(target, draft)
     shaped = None if link is None else parse_link(link, load=load_trace)

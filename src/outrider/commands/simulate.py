@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich import box
 from rich.table import Table
 
 from outrider.commands import console
@@ -90,7 +91,7 @@ def simulate(
 
     The protocol, the sessions and the controllers are the very code that runs live; only the clock,
     the link and the engines are models. The same scenario and seed give the same run, and the event
-    hash shows it. Cloud-only, co-located, synchronous and edge-only decoding are always in the table.
+    hash shows it. Cloud-only, co-located, synchronous and edge-only decoding are always compared.
 
     Examples:
 
@@ -117,9 +118,7 @@ def simulate(
         _compare(made, as_json=as_json)
 
 
-def _refuse_scenario(
-    scenario: Path | None, settings: Sequence[str] | None, *, scale: bool
-) -> None:
+def _refuse_scenario(scenario: Path | None, settings: Sequence[str] | None, *, scale: bool) -> None:
     if scenario is not None or settings or scale:
         raise CommandError(
             "--faults and --replay have scenarios of their own: leave the file, --set and --scale "
@@ -214,28 +213,31 @@ def _times(row: dict[str, Any]) -> str:
 
 
 COLUMNS: Final[tuple[tuple[str, Cell], ...]] = (
-    ("ms/token", _figure("ms_per_token")),
+    ("ms per\ntoken", _figure("ms_per_token")),
     ("speed", _times),
-    ("TTFT ms", _figure("ttft_ms", 0)),
-    ("p95", _figure("ttft_p95_ms", 0)),
-    ("forwards", _figure("forwards_per_token", 2)),
-    ("cloud ms", _figure("cloud_ms_per_token")),
-    ("queue ms", _figure("queue_ms_per_token")),
-    ("accepted", _figure("acceptance", 2)),
-    ("up B", _figure("bytes_up_per_token")),
-    ("down B", _figure("bytes_down_per_token")),
+    ("TTFT\nms", _figure("ttft_ms", 0)),
+    ("for-\nwards", _figure("forwards_per_token", 2)),
+    ("cloud\nms", _figure("cloud_ms_per_token")),
+    ("queue\nms", _figure("queue_ms_per_token")),
+    ("up\nB", _figure("bytes_up_per_token")),
+    ("down\nB", _figure("bytes_down_per_token")),
 )
+"""Those that fit 80 columns; --json has all figures."""
+
+
+def _table(facts: dict[str, Any], columns: Sequence[tuple[str, Cell]]) -> Table:
+    table = Table(title=facts["title"] or None, box=box.SIMPLE_HEAD)
+    table.add_column("way to decode", no_wrap=True)
+    for heading, _ in columns:
+        table.add_column(heading, justify="right")
+    for row in facts["rows"]:
+        table.add_row(row["name"], *(cell(row) for _, cell in columns))
+    return table
 
 
 def _show(scenario: Scenario, facts: dict[str, Any]) -> None:
     out = console.facts()
-    table = Table(title=scenario.title or None)
-    table.add_column("way to decode")
-    for heading, _ in COLUMNS:
-        table.add_column(heading, justify="right")
-    for row in facts["rows"]:
-        table.add_row(row["name"], *(cell(row) for _, cell in COLUMNS))
-    out.print(table)
+    out.print(_table(facts, COLUMNS))
     notes = [
         "Simulated. forwards, cloud time, queue and bytes are a token's share; speed is against "
         "cloud-only; edge-only is another text, the draft's own."
@@ -279,8 +281,7 @@ def _campaign_facts(seeds: range, sums: Campaign) -> dict[str, Any]:
         "ratio_law_p_value": sums.law,
         "passed": not sums.failed and sums.lawful,
         "failed": [
-            {"seed": report.case.seed, "problems": list(report.problems)}
-            for report in sums.failed
+            {"seed": report.case.seed, "problems": list(report.problems)} for report in sums.failed
         ],
     }
 
@@ -336,3 +337,70 @@ def _show_replay(report: Report) -> None:
     for problem in report.problems:
         out.print(f"problem: {problem}", markup=False, soft_wrap=True)
     out.print("FAILED" if report.problems else "every invariant held")
+
+
+# ------------------------------------------------------------------------------ many edges
+
+
+def _scale(scenario: Scenario, *, as_json: bool) -> None:
+    from outrider.sim.scale import SCHEDULES, crowds
+    from outrider.sim.scenario import ScenarioError
+
+    with bars() as show:
+        total, done = len(SCHEDULES) * scenario.clouds, 0
+
+        def told() -> None:
+            nonlocal done
+            done += 1
+            show("runs", done, total)
+
+        try:
+            rows = [found.as_dict() for found in crowds(scenario, told=told)]
+        except ScenarioError as error:
+            raise CommandError(str(error)) from None
+    facts = {
+        "title": scenario.title,
+        "seed": scenario.seed,
+        "edges": scenario.edges,
+        "verifiers": scenario.clouds,
+        "seconds": scenario.duration,
+        "colocated_draft_assumed": scenario.colocated_assumed,
+        "event_hash": _hash([row["event_hash"] for row in rows]),
+        "rows": rows,
+    }
+    if as_json:
+        console.print_json(facts)
+    else:
+        _show_crowds(facts)
+
+
+def _share(row: dict[str, Any]) -> str:
+    return f"{100 * row['busy']:.0f} %"
+
+
+def _complete(row: dict[str, Any]) -> str:
+    return f"{row['answers']}/{row['asked']}"
+
+
+CROWD_COLUMNS: Final[tuple[tuple[str, Cell], ...]] = (
+    ("ms per\ntoken", _figure("ms_per_token")),
+    ("TTFT\nms", _figure("ttft_ms", 0)),
+    ("p95", _figure("ttft_p95_ms", 0)),
+    ("for-\nwards", _figure("forwards_per_token", 3)),
+    ("rows", _figure("rows_per_token", 2)),
+    ("busy", _share),
+    ("tokens/s", _figure("tokens_per_second", 0)),
+    ("complete", _complete),
+)
+
+
+def _show_crowds(facts: dict[str, Any]) -> None:
+    out = console.facts()
+    out.print(_table(facts, CROWD_COLUMNS))
+    out.print(
+        f"Simulated round by round: {facts['edges']} edges, {facts['verifiers']} verifiers, "
+        f"{facts['seconds']:g} virtual seconds. forwards and rows are a token's share.",
+        markup=False,
+        soft_wrap=True,
+    )
+    out.print(f"seed {facts['seed']}, event hash {facts['event_hash']}", markup=False)

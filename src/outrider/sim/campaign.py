@@ -39,6 +39,7 @@ from outrider.session.generation import Generation
 from outrider.session.pilot import Judged, Pilot
 from outrider.session.service import Work
 from outrider.session.verifier import Judgement, Verifier
+from outrider.sim.devices import EdgeTimes
 from outrider.sim.events import Chance, RestlessError
 from outrider.sim.faults import Case, Mischief, Question, draw
 from outrider.sim.laws import fit
@@ -246,7 +247,7 @@ class _Play:
                 eos=EOS,
                 conditions=Conditions(link=Link(rtt_s=case.rtt, jitter_s=case.jitter)),
                 forward=lambda load: STEP + ROW * load.rows,
-                drafting=lambda count, _prompt: DRAFT * count,
+                drafting=EdgeTimes(draft=DRAFT),
             ),
             edges=case.edges,
             seed=case.seed,

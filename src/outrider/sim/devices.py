@@ -86,10 +86,18 @@ class EdgeTimes:
     """Before the first token of a job."""
     prefill: float = 0.0
     """For each id of a prompt, once."""
+    beside: float | None = None
+    """For each further session that drafts in step; None: as much as alone, so company gains
+    nothing."""
 
     def seconds(self, count: int, prompt: int = 0) -> float:
-        """`count` tokens; `prompt`: ids that the job has to read first."""
+        """`count` tokens of one session; `prompt`: ids that the job has to read first."""
         return self.start + self.draft * count + self.prefill * prompt
+
+    def step(self, sessions: int) -> float:
+        """One token of each of so many sessions, in step."""
+        beside = self.draft if self.beside is None else self.beside
+        return self.draft + beside * (sessions - 1)
 
 
 def fit_line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:

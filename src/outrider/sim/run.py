@@ -27,6 +27,8 @@ ID_BYTES: Final = 3
 """Bytes of an id on the wire: what a varint takes from id 16384 on (any real vocabulary)."""
 WARM: Final = 1 << 40
 """Numbers of the requests that are not measured begin here."""
+NAME: Final = 4
+"""Ids of a prompt that tell requests apart."""
 ARRIVALS, LENGTHS = 3, 4
 """Addresses of chance, besides the edge's own (sim.world)."""
 
@@ -154,6 +156,12 @@ def arrivals(scenario: Scenario, seed: int, edge: int) -> list[float] | None:
     return times
 
 
+def prompt_of(number: int, length: int) -> tuple[int, ...]:
+    """A prompt of its own for every request, or a verifier would know it from the one before."""
+    name = tuple((number >> 6 * i) % VOCABULARY for i in range(min(length, NAME)))
+    return (*name, *(scripted(i) for i in range(len(name), length)))
+
+
 class _Run:
     """One arm, one seed."""
 
@@ -170,7 +178,7 @@ class _Run:
             context_length=longest,
             conditions=scenario.conditions,
             forward=scenario.cloud.seconds,
-            drafting=scenario.edge.seconds,
+            drafting=scenario.edge,
             row_ms=tuple((rows, 1e3 * scenario.cloud.rows(rows)) for rows, _ in points),
             id_bytes=ID_BYTES,
             service={
@@ -179,7 +187,6 @@ class _Run:
             },
         )
         self.world = World(setup, edges=scenario.edges, clouds=scenario.clouds, seed=seed)
-        self.prompt = tuple(scripted(i) for i in range(scenario.workload.prompt))
         self.plan = _plan(scenario, arm)
         self.users = [_User(self, edge) for edge in self.world.edges]
         self.began = 0.0
@@ -254,7 +261,8 @@ class _User:
     def _ask(self, number: int, length: int) -> None:
         params = SamplingParams(temperature=0.0, seed=number, max_tokens=length, ignore_eos=True)
         run = self._run
-        self._edge.ask(run.prompt, params, run.plan, rule=run.arm.rule, pilot=self._pilot())
+        prompt = prompt_of(number, run.scenario.workload.prompt)
+        self._edge.ask(prompt, params, run.plan, rule=run.arm.rule, pilot=self._pilot())
 
     def _pilot(self) -> Pilot | None:
         if self._controller is None:
@@ -299,7 +307,8 @@ def _longest(scenario: Scenario) -> int:
 
 
 def _plan(scenario: Scenario, arm: Arm) -> Plan:
-    controlled = arm.controller != "fixed"
+    # The block of `hybrid` is K under a controller too, as live.
+    controlled = arm.controller != "fixed" and arm.schedule is not Schedule.HYBRID
     length = _longest(scenario) if controlled else scenario.draft_length
     return plan(arm.schedule, draft_length=length, window=scenario.window, growth=scenario.growth)
 
@@ -307,11 +316,11 @@ def _plan(scenario: Scenario, arm: Arm) -> Plan:
 def _controller(scenario: Scenario, arm: Arm, seed: int) -> Controller | None:
     if arm.controller == "fixed":
         return None
-    free = arm.schedule in (Schedule.STREAM, Schedule.FREERUN)
+    ahead = arm.schedule in (Schedule.STREAM, Schedule.HYBRID, Schedule.FREERUN)
     longest = _longest(scenario)
     facts = ControllerFacts(
         max_length=longest,
-        fixed_length=longest if free else min(scenario.draft_length, longest),
+        fixed_length=longest if ahead else min(scenario.draft_length, longest),
         seed=seed,
         options=dict(arm.options),
     )

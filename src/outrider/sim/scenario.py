@@ -257,6 +257,7 @@ KEYS: Final[Mapping[str, Mapping[str, tuple[Check, Any]]]] = {
         "draft": (_time, None),
         "start": (_time, 0.0),
         "prefill": (_time, 0.0),
+        "beside": (_time, None),
     },
     "cloud": {
         "count": (_whole(1, MAX_EDGES), 1),
@@ -298,7 +299,7 @@ DEFAULT_DRAFT: Final = 0.006
 DEFAULT_VERIFY: Final = ((1, 0.060),)
 DEFAULT_ALPHA: Final = 0.8
 DEFAULT_RTT: Final = 0.05
-"""A phone and a data centre (our defaults): SYSTEM figures of a draft at 6 ms, a target at 60."""
+"""A phone and a data centre (our defaults)."""
 
 
 # ------------------------------------------------------------------------------ the file
@@ -513,7 +514,9 @@ class _Maker:
         draft = table["draft"]
         if draft is None:
             draft = DEFAULT_DRAFT if record is None else record.draft
-        return EdgeTimes(draft=draft, start=table["start"], prefill=table["prefill"])
+        return EdgeTimes(
+            draft=draft, start=table["start"], prefill=table["prefill"], beside=table["beside"]
+        )
 
     def _cloud(self, record: Record | None, edge: EdgeTimes) -> CloudTimes:
         table = self._tables["cloud"]
@@ -590,23 +593,23 @@ class _Maker:
     def _arm(self, text: str) -> Arm:
         """From 'SCHEDULE', 'SCHEDULE/CONTROLLER', 'SCHEDULE/RULE' or all three."""
         head, *words = text.split("/")
-        try:
-            arm = Arm(name=text, schedule=Schedule(head), rule=self._rule())
-        except ValueError:
+        if head not in set(Schedule):
             known = ", ".join(Schedule)
             hint = _suggest(head, list(Schedule))
             self._source.fail("schedule", "names", f"no schedule {head!r}; {hint}known: {known}")
+        arm = Arm(name=text, schedule=Schedule(head), rule=self._rule())
         fixed = (Schedule.CLOUD_ONLY, Schedule.COLOCATED, Schedule.EDGE_ONLY)
         named = self._tables["controller"]["name"]
         if named is not None and arm.schedule not in fixed:
             arm = self._controlled(arm, named, "controller", "name")
+            arm = replace(arm, name=f"{text}/{named}")
         for word in words:
             if word in (Rule.COUPLED, Rule.RATIO):
                 arm = replace(arm, rule=Rule(word))
             elif arm.schedule in fixed:
                 self._source.fail("schedule", "names", f"{head} leaves a controller nothing to do")
             else:
-                arm = self._controlled(arm, word, "schedule", "names")
+                arm = self._controlled(replace(arm, name=text), word, "schedule", "names")
         return arm
 
     def _rule(self) -> Rule:

@@ -4,7 +4,7 @@ live: `EdgeClient`, `Connection` and `CloudService` do here what they do over so
 A `World` does what the runtime does with sockets, threads and a clock, and nothing else: frames
 from `EdgeClient.take` travel over a `Pipe`, frames that arrive go into `Connection.receive` and
 `CloudService.receive`, forwards run through `SlotDesk` on an engine whose answers cost nothing and
-end when the device model says so, drafting jobs run one at a time on an edge.
+end when the device model says so, and so do the batches of drafting jobs of an edge.
 
 A `Pipe` is a TCP connection: order is kept, and what was sent before a cut is lost. What TCP would
 never do (repeat, reorder, lose one frame alone) a fault may do all the same: the machines have to
@@ -18,12 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from outrider.core.draft import NO_DRAFT
 from outrider.core.draft import Draft as CoreDraft
 from outrider.core.relaxation import Relaxation
 from outrider.core.tokens import Origin, Rule, SamplingParams
 from outrider.engines.base import LanguageModel
 from outrider.engines.desk import DeskJob, DeskResult, SlotDesk
 from outrider.engines.drafters import Drafter, DraftSession
+from outrider.engines.lockstep import Ask, propose_together
 from outrider.proto.codec import MAX_FRAME_BYTES, decode
 from outrider.proto.connection import HEARTBEAT, Connection, Role
 from outrider.proto.errors import LocalError, RemoteError
@@ -46,7 +48,7 @@ from outrider.session.generation import Counters, Generation
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import MAX_WINDOW, Plan
 from outrider.session.service import CloudService, Done, Outgoing, ServiceConfig, Work
-from outrider.sim.devices import Load, ScriptedDrafts
+from outrider.sim.devices import EdgeTimes, Load, ScriptedDrafts
 from outrider.sim.events import MAX_STEPS, Chance, Heap
 from outrider.sim.links import WAYS, Conditions, Levels, Wire
 
@@ -101,8 +103,7 @@ class Setup:
     eos: frozenset[int] = frozenset()
     conditions: Conditions = field(default_factory=Conditions)
     forward: Callable[[Load], float]
-    drafting: Callable[[int, int], float]
-    """(tokens, ids to read first) of a job to its time."""
+    drafting: EdgeTimes
     row_ms: tuple[tuple[int, float], ...] = ()
     """What HELLO says of the target's row costs, milliseconds."""
     id_bytes: int = 1
@@ -204,9 +205,7 @@ class Edge:
         )
         self._drafts: dict[int, DraftSession] = {}
         self._read: set[int] = set()
-        self._jobs: list[tuple[int, DraftJob]] = []
         self._life = object()
-        self._busy = False
         self._timer = float("inf")
 
     def wire(self) -> Wire:
@@ -294,8 +293,8 @@ class Edge:
                 world.hang_up(pipe)
             if out.dial:
                 world.dial(self)
-            self._jobs += out.drafts
-            self._next_job()
+            if out.drafts:
+                self._draft(out.drafts)
             if not (out.frames or out.events or out.drafts or out.dial or out.hang_up):
                 break
         self._arm()
@@ -333,32 +332,48 @@ class Edge:
             answer.end = event
             self._over(answer)
 
-    def _next_job(self) -> None:
-        while self._jobs and not self._busy:
-            number, job = self._jobs.pop(0)
-            session, answer = self._drafts.get(number), self.answers.get(number)
-            if session is None or answer is None:
-                continue
-            if isinstance(session, ScriptedDrafts) and answer.machine is not None:
-                session.depth = len(job.context) - answer.machine.generation.sequence.base
-            draft = session.propose(job.context, job.count, job.stop)
-            fresh = 0 if number in self._read else len(answer.prompt)
-            self._read.add(number)
-            spent = self.world.setup.drafting(max(1, len(draft)), fresh)
-            self.drafting_time += spent
-            self._busy = True
-            self._finish_job(number, draft, spent)
+    def _draft(self, jobs: Sequence[tuple[int, DraftJob]]) -> None:
+        """A batch: its sessions go in step, each is told of when it leaves, and pays its part."""
+        times = self.world.setup.drafting
+        known = [(number, job) for number, job in jobs if number in self._drafts]
+        asks = [self._ask_for(number, job) for number, job in known]
+        found = dict(propose_together(asks))
+        drafts = {number: found[i] for i, (number, _) in enumerate(known)}
+        fresh = sum(len(self.answers[n].prompt) for n in drafts.keys() - self._read)
+        self._read |= drafts.keys()
+        passed = times.start + times.prefill * fresh
+        share = passed / max(1, len(jobs))
+        lengths = {n: max(1, len(_draft(drafts.get(n)))) for n, _ in jobs}
+        for step in range(1, max(lengths.values()) + 1):
+            inside = sum(length >= step for length in lengths.values())
+            passed += times.step(inside)
+            share += times.step(inside) / inside
+            for number in (n for n, length in lengths.items() if length == step):
+                self._finish_job(number, _draft(drafts.get(number)), passed, share)
+        self.drafting_time += passed
 
-    def _finish_job(self, number: int, draft: CoreDraft, spent: float) -> None:
+    def _ask_for(self, number: int, job: DraftJob) -> Ask:
+        session, machine = self._drafts[number], self.answers[number].machine
+        if isinstance(session, ScriptedDrafts) and machine is not None:
+            session.depth = len(job.context) - machine.generation.sequence.base
+        return Ask(session, job.context, job.count, job.stop)
+
+    def _finish_job(self, number: int, draft: CoreDraft, passed: float, seconds: float) -> None:
         life = self._life
 
         def finish() -> None:
             if life is self._life:
-                self._busy = False
-                self.client.drafted(number, draft, self.world.now, seconds=spent)
+                self.client.drafted(number, draft, self.world.now, seconds=seconds)
                 self.act()
 
-        self.world.heap.at(self.world.now + spent, finish)
+        self.world.heap.at(self.world.now + passed, finish)
+
+
+def _draft(found: CoreDraft | Exception | None) -> CoreDraft:
+    """What a job made; nothing where its session is gone. Raises what a toy engine raised."""
+    if isinstance(found, Exception):
+        raise found
+    return found or NO_DRAFT
 
 
 class Cloud:
@@ -522,7 +537,7 @@ class Cloud:
     def _run(self) -> None:
         if self._running:
             return
-        work = self.service.batch()
+        work = self.service.batch(self.world.now)
         if not work:
             return
         self._running = True
