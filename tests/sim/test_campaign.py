@@ -15,8 +15,7 @@ from outrider.session.cloud import CloudSession
 from outrider.sim.campaign import Campaign, campaign, play
 from outrider.sim.faults import LAWFUL, LAWLESS, LONG_EVERY, draw
 
-
-LONG = range(LONG_EVERY - 1, 60 * LONG_EVERY, LONG_EVERY)
+LONG = range(LONG_EVERY - 1, 30 * LONG_EVERY, LONG_EVERY)
 """Cases in which the law behind a rejection shows."""
 
 
