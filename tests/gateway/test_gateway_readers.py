@@ -167,6 +167,23 @@ def test_field_case_32_over_http():
     run(work())
 
 
+# -- the socket -------------------------------------------------------------------------------
+
+
+def test_a_chunk_does_not_wait_for_the_one_before_it():
+    """Nagle's algorithm is off: it would hold a token back until the client's system has
+    acknowledged the last one, up to 40 ms."""
+
+    async def work() -> None:
+        async with served() as gateway, asked(gateway, chat(stream=True, **LONG)) as reader:
+            await reader.readuntil(b"data: ")
+            (connection,) = gateway.server.connections
+            own = connection.get_extra_info("socket")
+            assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    run(work())
+
+
 # -- field case 31 ----------------------------------------------------------------------------
 
 

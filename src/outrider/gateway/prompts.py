@@ -13,6 +13,8 @@ from outrider.gateway.schema import ChatMessage, ChatRequest, CompletionRequest
 
 T = TypeVar("T")
 
+SHORT_BODY: Final = 2048
+"""Bytes up to which a request is read at once: less work than handing it to a thread and back."""
 LONG_BODY: Final = 64 * 1024
 """Bytes from which a request goes through the slow lane, so that short ones pass it by."""
 
@@ -25,7 +27,9 @@ class Lanes:
         self._long = ThreadPoolExecutor(1, thread_name_prefix="outrider-long-prompts")
 
     async def run(self, size: int, call: Callable[[], T]) -> T:
-        """`call()` on the thread for texts of `size` bytes."""
+        """`call()` on the thread for texts of `size` bytes; the shortest need none."""
+        if size <= SHORT_BODY:
+            return call()
         lane = self._long if size > LONG_BODY else self._short
         return await asyncio.get_running_loop().run_in_executor(lane, call)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -68,9 +69,7 @@ class GatewayServer:
 
     async def start(self) -> None:
         """Listen. Raises OSError when the address is taken."""
-        host, port = self._address
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+        listening = _listening(*self._address)
         self.port = int(listening.getsockname()[1])
         self._serving = asyncio.create_task(
             self._server.serve(sockets=[listening]), name="outrider-gateway"
@@ -79,6 +78,11 @@ class GatewayServer:
             await asyncio.sleep(0.001)
         if self._serving.done():
             self._serving.result()
+
+    @property
+    def connections(self) -> tuple[asyncio.Transport, ...]:
+        """The open sockets."""
+        return tuple(connection.transport for connection in self._server.server_state.connections)
 
     def hurry(self) -> None:
         """Do not wait for running answers."""
@@ -89,3 +93,19 @@ class GatewayServer:
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named as TCP, or asyncio leaves Nagle's algorithm on in what it accepts (it looks at `proto`,
+    # which socket.create_server leaves open), and every chunk waits for the one before it.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        if os.name == "posix":  # elsewhere the option lets two servers share an address
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(MAX_CONNECTIONS)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
