@@ -67,10 +67,9 @@ def ids_of(count: int, *, seed: int = 0) -> list[int]:
 
 
 @FAMILY
-@pytest.mark.parametrize("same_bits", [True, False], ids=["same-bits", "free"])
-def test_rows_equal_the_plain_models(family: str, same_bits: bool) -> None:
+def test_rows_equal_the_plain_models(family: str) -> None:
     """Weights in float32; keys and values are stored in 16 bits."""
-    model = engine(family, "F32", same_bits=same_bits)
+    model = engine(family, "F32")
     ids = ids_of(CONTEXT)
     rows = np.concatenate([feed(model, slot, ids[:90]) for slot in [model.open()]])
     expected = full_rows(FAMILIES[family](), ids[:90])

@@ -165,14 +165,13 @@ class NativeContext:
         capacity: int,
         rows: int,
         threads: int,
-        same_bits: bool,
     ) -> None:
         """`rows`: most tokens of a decode. EngineError when there is no memory for it.
 
-        `same_bits`: attention computes each row by itself, over one cell after another.
-        llama.cpp's CPU kernel has two other ways, one for 64 rows and more and one that
-        shares a long context among threads, and takes either only if keys and values are
-        stored in the same type: so they are not."""
+        Keys and values are stored in different types. Attention then computes each row by
+        itself, over one cell after another, and sums in float32: llama.cpp's CPU kernel has two
+        other ways, one for 64 rows and more and one that shares a long context among threads,
+        and takes either only if the types are the same; values in float16 it sums in float16."""
         log = _library()
         log.lines.clear()
         wish = api.llama_context_default_params()
@@ -184,10 +183,8 @@ class NativeContext:
         wish.swa_full = True  # a sliding window whose old cells are gone could not be rolled back
         wish.no_perf = True
         wish.type_k = _F16
-        wish.type_v = _BF16 if same_bits else _F16
-        wish.flash_attn_type = (
-            api.LLAMA_FLASH_ATTN_TYPE_ENABLED if same_bits else api.LLAMA_FLASH_ATTN_TYPE_AUTO
-        )
+        wish.type_v = _BF16
+        wish.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_ENABLED
         self._model = model  # must outlive the context
         self._context: Any = api.llama_init_from_model(model.handle, wish)
         if not self._context:

@@ -5,7 +5,7 @@ One slot is one *stream* of a llama.cpp context (`llama_native.py`). Which rows 
 without saying so.
 
 * Bits: with integer-quantised weights a row's bits do not depend on how many rows are in a pass,
-  so `same_bits` needs no fixed shapes. With float weights they do: a lone row takes another kernel
+  so no fixed shapes are needed. With float weights they do: a lone row takes another kernel
   than two. Which it is for a file on this machine is tried at loading (`selfcheck.py`); see also
   `NativeContext`.
 * Room: all streams of a context are of one length, so room is kept for `max_slots` texts as long as
@@ -58,17 +58,16 @@ class LlamaCppModel(SlotBook[StreamSlot]):
         fingerprint: str = "",
         vocab_size: int | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
-        same_bits: bool = True,
+        deterministic: bool = True,
         threads: int | None = None,
         device: str = "cpu",
         max_slots: int = DEFAULT_SLOTS,
         context_length: int | None = None,
     ) -> None:
         """`vocab_size`: ids the tokenizer can produce; None: the model's whole width.
-        `same_bits`: attention that keeps a row's bits; it makes the engine deterministic where
-        the weights allow. `threads`: None: half of the processors this process may use.
-        `context_length`: less than the model's own. UnsupportedModelError when the model cannot
-        be rolled back."""
+        `deterministic`: what `info` says; nothing is computed otherwise. `threads`: None: half
+        of the processors this process may use. `context_length`: less than the model's own.
+        UnsupportedModelError when the model cannot be rolled back."""
         reason = model.reason_against
         if reason is not None:
             raise UnsupportedModelError(f"{name} {reason}")
@@ -87,7 +86,7 @@ class LlamaCppModel(SlotBook[StreamSlot]):
             fingerprint=fingerprint,
             dtype=model.dtype,
             device=device,
-            deterministic=same_bits,
+            deterministic=deterministic,
             eos_token_ids=eos_token_ids,
             parameters=model.parameters,
         )
@@ -187,7 +186,6 @@ class LlamaCppModel(SlotBook[StreamSlot]):
             capacity=capacity,
             rows=max(PASS_ROWS, self._max_slots),
             threads=self._threads,
-            same_bits=self._info.deterministic,
         )
 
 

@@ -346,7 +346,7 @@ def _load_gguf(spec: str, wish: _Wish) -> Loaded:
         fingerprint=tokenizer.fingerprint,
         vocab_size=tokenizer.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
-        same_bits=wish.deterministic,
+        deterministic=wish.deterministic,
         threads=wish.threads,
         device="gpu" if gpu else "cpu",
         max_slots=wish.max_slots,
