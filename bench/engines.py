@@ -16,6 +16,7 @@ import os
 
 from step_cost import ROWS, cost
 
+from outrider.engines.base import MissingExtraError
 from outrider.engines.load import load_target
 from outrider.engines.selfcheck import keeps_bits
 
@@ -40,10 +41,17 @@ def main() -> None:
     }
     for engine, spec, dtype in ENGINES:
         for deterministic in (True, False):
-            loaded = load_target(
-                spec, dtype=dtype, deterministic=deterministic, threads=args.threads, max_slots=2
-            )
-            model = loaded.model
+            try:
+                model = load_target(
+                    spec,
+                    dtype=dtype,
+                    deterministic=deterministic,
+                    threads=args.threads,
+                    max_slots=2,
+                ).model
+            except MissingExtraError as missing:
+                print(f"{engine} left out: {missing}", flush=True)
+                break
             name = f"{engine} {model.info.dtype} {'deterministic' if deterministic else 'free'}"
             facts[name] = {
                 "rows": {
