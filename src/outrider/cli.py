@@ -16,7 +16,7 @@ try:
 
     import typer
 
-    from outrider.commands import errors
+    from outrider.commands import errors, token
     from outrider.commands.calibrate import calibrate
     from outrider.commands.cloud import cloud
     from outrider.commands.demo import demo
@@ -58,6 +58,7 @@ for command in (
     version,
 ):
     app.command()(command)
+app.add_typer(token.app, name="token")
 
 
 def _show_version(wanted: bool) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -27,6 +27,10 @@ from outrider.commands.options import (
 )
 from outrider.runtime.process import LISTENING
 from outrider.session.batching import DEFAULT_STRETCH
+
+if TYPE_CHECKING:
+    from outrider.runtime.cloud import CloudServer
+    from outrider.runtime.rotation import LoginFile
 
 DEFAULT_SLOTS: Final = 64
 MAX_SLOTS: Final = 4096
@@ -65,7 +69,8 @@ def cloud(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="Bearer tokens, one NAME:TOKEN a line; needed off loopback.",
+            help="Bearer tokens, one a line as outrider token new prints it; needed off loopback. "
+            "A change is taken over within seconds, or on SIGHUP.",
         ),
     ] = None,
     tls_cert: Annotated[
@@ -178,12 +183,14 @@ def cloud(
     outrider generate "Why is the sky blue?" --cloud ws://127.0.0.1:8765
     ```
     """
+    from outrider.control.costs import RowCosts
     from outrider.engines.desk import SlotDesk
     from outrider.engines.load import load_drafter, load_target
     from outrider.engines.measure import row_costs
-    from outrider.runtime.access import ConfigurationError, read_tokens
-    from outrider.runtime.cloud import CloudConfig
+    from outrider.runtime.access import ConfigurationError, Logins, read_logins
+    from outrider.runtime.cloud import CloudConfig, CloudServer
     from outrider.runtime.listening import MAX_CONNECTIONS, tls_context
+    from outrider.runtime.rotation import LoginFile
     from outrider.session.service import MAX_SESSIONS, ServiceConfig
 
     host, port = address(listen)
@@ -192,10 +199,12 @@ def cloud(
     specs.refuse_bare("--model", model)
     specs.refuse_bare("--draft", draft)
     try:
+        logins = read_logins(token_file) if token_file else Logins()
         config = CloudConfig(
             host=host,
             port=port,
-            tokens=read_tokens(token_file) if token_file else {},
+            tokens=logins.tokens,
+            limits=logins.limits,
             certificate=tls_cert,
             private_key=tls_key,
             insecure=insecure,
@@ -232,25 +241,23 @@ def cloud(
         stretch=tenant_stretch,
         max_token_s=max_token_ms / 1e3 or math.inf,
     )
-    asyncio.run(_serve(desk, loaded.tokenizer, config, limits, drain, costs, until_eof=until_eof))
+    server = CloudServer(desk, loaded.tokenizer, config, service=limits)
+    server.service.costs = RowCosts(costs)
+    watched = LoginFile(token_file, logins, server.admit) if token_file else None
+    asyncio.run(_serve(server, drain, costs, watched, until_eof=until_eof))
 
 
 async def _serve(
-    desk: Any,
-    tokenizer: Any,
-    config: Any,
-    limits: Any,
+    server: CloudServer,
     drain: float,
     costs: list[tuple[int, float]],
+    watched: LoginFile | None,
     *,
     until_eof: bool,
 ) -> None:
-    from outrider.control.costs import RowCosts
-    from outrider.runtime.cloud import CloudServer
     from outrider.runtime.listening import calm_accepts
 
-    server = CloudServer(desk, tokenizer, config, service=limits)
-    server.service.costs = RowCosts(costs)
+    desk, config = server.desk, server.config
     asked, hurried = asyncio.Event(), asyncio.Event()
 
     def hurry() -> None:
@@ -270,6 +277,7 @@ async def _serve(
     loop.add_signal_handler(signal.SIGINT, hurry)
     if until_eof:
         watch_input(hurry)
+    watching = watch_logins(watched)
     scheme = "wss" if config.certificate else "ws"
     host = f"[{config.host}]" if ":" in config.host else config.host
     sys.stdout.write(f"{LISTENING}{scheme}://{host}:{server.port}\n")
@@ -290,6 +298,17 @@ async def _serve(
         await server.stop()
     impatient.cancel()
     await draining
+    watching.cancel()
+
+
+def watch_logins(file: LoginFile | None) -> asyncio.Task[None]:
+    """Read a token file again when it changes, and on SIGHUP; without one SIGHUP does nothing.
+    Cancel the task to stop."""
+    loop = asyncio.get_running_loop()
+    if hasattr(signal, "SIGHUP"):
+        loop.add_signal_handler(signal.SIGHUP, file.look if file else lambda: None)
+    waiting = file.watch() if file else asyncio.Event().wait()
+    return asyncio.ensure_future(waiting)  # type: ignore[arg-type]
 
 
 def watch_input(ended: Callable[[], None]) -> None:

@@ -89,10 +89,15 @@ def bearer_tokens(file: Path | None) -> Iterator[tuple[str, str | None]]:
         lines = token_lines(file)
     except ConfigurationError as error:
         raise CommandError(f"--token-file: {error}") from None
-    if not lines or not lines[0][2]:
+    if lines and lines[0].digest and not lines[0].token:
+        raise CommandError(
+            f"--token-file: {file} holds the hash of a token; to log in takes the token itself, "
+            "which outrider token new showed once"
+        )
+    if not lines or not lines[0].token:
         raise CommandError(f"--token-file: {file} holds no token")
-    for number, name, token in lines:
-        yield name or f"tenant-{number}", _sendable(token, f"--token-file: {file}")
+    for line in lines:
+        yield line.tenant, _sendable(line.token, f"--token-file: {file}")
 
 
 def _sendable(token: str, source: str) -> str:

@@ -36,10 +36,11 @@ from outrider.proto.codec import MAX_FRAME_BYTES
 from outrider.proto.connection import HEARTBEAT, Connection, Role, SilentPeerError
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits
-from outrider.runtime.access import ConfigurationError, require_safe, tenant_of
+from outrider.runtime.access import ConfigurationError, Logins, login_of, require_safe
 from outrider.runtime.discreet import discreet
 from outrider.runtime.listening import MAX_CONNECTIONS, OPEN_TIMEOUT_S, Guest, tls_context
 from outrider.runtime.worker import EngineThread, Timed
+from outrider.session.quotas import NO_LIMITS, TenantLimits
 from outrider.session.service import CloudService, Done, Outgoing, ServiceConfig, Work
 
 log = logging.getLogger("outrider.cloud")
@@ -68,6 +69,8 @@ ROUTES: Final[Mapping[str, Route]] = MappingProxyType(
     }
 )
 """Every path there is; any other is refused."""
+ANYBODY: Final = "default"
+"""The tenant of every connection where there is no login."""
 MAX_UNSENT_BYTES: Final = 256 * 1024
 """Bytes queued for a reader before its sessions pause (field case 31)."""
 DROP_UNSENT_BYTES: Final = 4 * MAX_UNSENT_BYTES
@@ -82,11 +85,12 @@ DETACHED_S: Final = 3.0
 
 CLOSE_NORMAL: Final = 1000
 CLOSE_PROTOCOL_ERROR: Final = 1002
+CLOSE_POLICY: Final = 1008
 CLOSE_CODES: Final = {
     Code.MALFORMED: 1007,
     Code.TOO_LARGE: 1009,
-    Code.VOCABULARY: 1008,
-    Code.VERSION: 1008,
+    Code.VOCABULARY: CLOSE_POLICY,
+    Code.VERSION: CLOSE_POLICY,
 }
 """WebSocket close codes (RFC 6455, 7.4.1) by our own; anything else is 1002. For people who look
 at a capture: the ERROR frame before it says more."""
@@ -100,6 +104,8 @@ class CloudConfig:
     port: int = 8765
     tokens: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 (hex) of a bearer token to the tenant's name; empty: no login."""
+    limits: Mapping[str, TenantLimits] = field(default_factory=dict)
+    """Of tenants that have their own."""
     certificate: Path | None = None
     private_key: Path | None = None
     insecure: bool = False
@@ -148,6 +154,9 @@ class CloudServer:
             ),
             tokenizer.text_stream,
         )
+        self.logins = Logins(tokens=self.config.tokens, limits=self.config.limits)
+        """In force."""
+        self.service.tenant_limits = self.logins.limits
         self._engine = EngineThread("target", pace=self.config.pace)
         self._forwarding: list[Work] | None = None
         """The batch that is on the engine's thread."""
@@ -186,6 +195,17 @@ class CloudServer:
             server_header=None,
             logger=discreet("outrider.cloud.socket"),
         )
+
+    def admit(self, logins: Logins) -> None:
+        """From now on let these in. A connection whose token is not among them is told so and
+        ends; what it had under way goes with it. Limits hold for what comes from now on."""
+        assert logins.tokens or not self.logins.tokens, "a file without tokens opens no door"
+        self.logins = logins
+        self.service.tenant_limits = logins.limits
+        for peer in self._peers.values():
+            if logins.tokens.get(peer.login) != peer.tenant:
+                log.info("connection %d ends: its token was withdrawn", peer.number)
+                peer.dismiss(RemoteError(Code.UNAUTHORIZED, "this token is no longer valid"))
 
     def status(self) -> dict[str, object]:
         """Facts for an operator, as JSON values; no prompt, no id, no token."""
@@ -257,22 +277,22 @@ class CloudServer:
         route = ROUTES.get(request.path.split("?", 1)[0])
         if route is None:
             return socket.respond(http.HTTPStatus.NOT_FOUND, "no such path\n")
-        tenant = self._tenant(request.headers.get_all("Authorization"))
-        if route.login and tenant is None:
+        tokens = self.logins.tokens
+        login = login_of(request.headers.get_all("Authorization"), tokens)
+        if route.login and tokens and login is None:
             return socket.respond(http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed\n")
         if route.body is not None:
             return socket.respond(http.HTTPStatus.OK, route.body(self))
+        tenant = ANYBODY if login is None else tokens[login]
         mine = sum(peer.tenant == tenant for peer in self._peers.values())
-        if len(self._peers) >= MAX_CONNECTIONS or mine >= self.config.tenant_connections:
+        if len(self._peers) >= MAX_CONNECTIONS or mine >= self._connections_of(tenant):
             return socket.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections\n")
-        socket.tenant = tenant  # type: ignore[attr-defined]
+        socket.login, socket.tenant = login or "", tenant  # type: ignore[attr-defined]
         return None
 
-    def _tenant(self, headers: Sequence[str]) -> str | None:
-        """The tenant a request's login headers stand for; None: nobody."""
-        if not self.config.tokens:
-            return "default"
-        return tenant_of(headers, self.config.tokens)
+    def _connections_of(self, tenant: str) -> int:
+        own = self.logins.limits.get(tenant, NO_LIMITS).connections
+        return self.config.tenant_connections if own is None else own
 
     # ---------------------------------------------------------------- one peer
 
@@ -285,7 +305,6 @@ class CloudServer:
                 Role.CLOUD, self._hello(), now=time.monotonic(), heartbeat=self.config.heartbeat
             ),
             number,
-            socket.tenant,  # type: ignore[attr-defined]
             self._unblocked,
         )
         self._peers[number] = peer
@@ -485,14 +504,16 @@ class _PeerSocket:
         socket: ServerConnection,
         connection: Connection,
         number: int,
-        tenant: str,
         unblocked: Callable[[int], None],
     ) -> None:
         """`unblocked`: told the number when a reader that had fallen behind has caught up."""
         self.socket = socket
         self.connection = connection
         self.number = number
-        self.tenant = tenant
+        self.tenant: str = socket.tenant  # type: ignore[attr-defined]
+        self.login: str = socket.login  # type: ignore[attr-defined]
+        """Hash of the token it came with; empty without one."""
+        self._dismissed = False
         self.unsent = 0
         self.blocked = False
         """More is unsent than a session may add to."""
@@ -509,6 +530,13 @@ class _PeerSocket:
             log.info("connection %d dropped: it does not read", self.number)
             self.socket.transport.abort()
 
+    def dismiss(self, error: RemoteError) -> None:
+        """Say why and close; whoever does not read that is cut off."""
+        self.connection.fail(error)
+        self.flush()
+        self._dismissed = True
+        asyncio.get_running_loop().call_later(FINISH_S, self.socket.transport.abort)
+
     async def write(self) -> None:
         while True:
             frame = await self._frames.get()
@@ -522,6 +550,9 @@ class _PeerSocket:
             if self.blocked and self.unsent <= MAX_UNSENT_BYTES // 2:
                 self.blocked = False
                 self._unblocked(self.number)
+            if self._dismissed and self._frames.empty():
+                await self.socket.close(CLOSE_POLICY)
+                return
 
     async def finish(self, patience: float = FINISH_S) -> None:
         """Let the last frames out, for `patience` seconds at most."""

@@ -24,7 +24,7 @@ Rules:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -56,6 +56,7 @@ from outrider.session.batching import DEFAULT_STRETCH, DUE_S, FairShare, Ready, 
 from outrider.session.cloud import CloudSession, StepPolicy, Take, VerifyJob
 from outrider.session.generation import Generation, TextStream
 from outrider.session.pressure import EVERY_S, PROBE, Pressure
+from outrider.session.quotas import NO_LIMITS, Bucket, TenantLimits
 from outrider.session.verifier import Verifier
 from outrider.session.wire import from_wire, relax_from_wire, reply_from_wire
 
@@ -66,7 +67,8 @@ MAX_SESSIONS: Final = 256
 """Sessions of a verifier (our default): four times what one forward takes."""
 OPENS_PER_S: Final = 16.0
 """Sessions a second that one tenant may open for ever (our default): many more than it can have
-answered. Before that it may open as many at once as it may hold."""
+answered. Before that it may open as many at once as it may hold; with a rate of its own, a
+second's worth."""
 BUSY_S: Final = 2.0
 """A session counts as under way so long after its last forward."""
 LOAD_RATE: Final = 0.1
@@ -172,15 +174,6 @@ class _Peer:
 
 
 @dataclass(slots=True)
-class _Opens:
-    """How many sessions a tenant may still open at once."""
-
-    left: float
-    filled: float
-    """Seconds: when `left` was brought up to date."""
-
-
-@dataclass(slots=True)
 class LoadMeans:
     """Facts of the forwards so far, for people: counts, and running means of the newest."""
 
@@ -219,7 +212,9 @@ class CloudService:
         self._shares = FairShare(
             budget=config.max_batch_rows, most=config.max_under_way, stretch=config.stretch
         )
-        self._opens: dict[str, _Opens] = {}
+        self.tenant_limits: Mapping[str, TenantLimits] = {}
+        """Of logins that have their own; may be replaced at any time."""
+        self._opens: dict[str, Bucket] = {}
         self._pressed_at = -math.inf
         self.late_frames = 0
         """Hot frames that came for sessions already gone."""
@@ -414,7 +409,8 @@ class CloudService:
     def _let_in(self, tenant: str, number: int, now: float) -> None:
         """Refuse one session more than this tenant, or everybody together, may have."""
         config = self.config
-        most = config.max_sessions_per_tenant
+        own = self.tenant_limits.get(tenant, NO_LIMITS)
+        most = config.max_sessions_per_tenant if own.sessions is None else own.sessions
         if sum(e.tenant == tenant for e in self._entries.values()) >= most:
             raise RemoteError(Code.BUSY, f"{most} sessions of this login are running", number)
         under_way = len(self._under_way(now))
@@ -430,14 +426,13 @@ class CloudService:
                 f"{1e3 * config.max_token_s:.0f}",
                 number,
             )
-        opens = self._opens.setdefault(tenant, _Opens(float(most), now))
-        opens.left = min(float(most), opens.left + OPENS_PER_S * (now - opens.filled))
-        opens.filled = now
-        if opens.left < 1.0:
+        rate = OPENS_PER_S if own.rate is None else own.rate
+        burst = float(most) if own.rate is None else min(most, max(1.0, own.rate))
+        opens = self._opens.setdefault(tenant, Bucket(burst, now))
+        if opens.take(1.0, rate=rate, burst=burst, now=now):
             raise RemoteError(
-                Code.BUSY, f"this login opens more than {OPENS_PER_S:g} sessions a second", number
+                Code.BUSY, f"this login opens more than {rate:g} sessions a second", number
             )
-        opens.left -= 1.0
 
     def _token_s(self, sessions: int) -> float:
         """Seconds between two tokens of a session while so many are under way: a forward over all
