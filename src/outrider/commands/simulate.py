@@ -343,11 +343,12 @@ def _show_replay(report: Report) -> None:
 
 
 def _scale(scenario: Scenario, *, as_json: bool) -> None:
-    from outrider.sim.scale import SCHEDULES, crowds
+    from outrider.sim.scale import crowds, schedules
     from outrider.sim.scenario import ScenarioError
 
     with bars() as show:
-        total, done = len(SCHEDULES) * scenario.clouds, 0
+        known = schedules(scenario)
+        total, done = len(known) * scenario.clouds, 0
 
         def told() -> None:
             nonlocal done
@@ -366,6 +367,7 @@ def _scale(scenario: Scenario, *, as_json: bool) -> None:
         "seconds": scenario.duration,
         "colocated_draft_assumed": scenario.colocated_assumed,
         "event_hash": _hash([row["event_hash"] for row in rows]),
+        "left_out": [arm.name for arm in scenario.arms if arm.name not in known],
         "rows": rows,
     }
     if as_json:
@@ -403,4 +405,6 @@ def _show_crowds(facts: dict[str, Any]) -> None:
         markup=False,
         soft_wrap=True,
     )
+    if facts["left_out"]:
+        out.print(f"Not known here: {', '.join(facts['left_out'])}.", markup=False)
     out.print(f"seed {facts['seed']}, event hash {facts['event_hash']}", markup=False)

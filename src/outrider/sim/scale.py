@@ -45,6 +45,8 @@ NEVER: Final = 1 << 40
 FRAME: Final = 6
 ID: Final = 3
 """Bytes of a DRAFT without its ids, and of an id."""
+BLOCK: Final = 4096
+"""Chains whose luck is drawn at once."""
 MOST_HEARD: Final = 128
 """Commits that may be on their way to an edge."""
 
@@ -110,10 +112,16 @@ def check(scenario: Scenario) -> None:
             raise ScenarioError(f"--scale: {reason}")
 
 
+def schedules(scenario: Scenario) -> list[Schedule]:
+    """Those of the scenario's ways to decode that are known here; no controllers."""
+    wanted = {arm.schedule for arm in scenario.arms if arm.controller == "fixed"}
+    return [schedule for schedule in SCHEDULES if schedule in wanted]
+
+
 def crowds(scenario: Scenario, *, told: Callable[[], None] = lambda: None) -> list[Crowd]:
-    """Every way to decode that can be simulated so; `told` after each verifier."""
+    """Every way to decode of the scenario that can be simulated so; `told` after each verifier."""
     check(scenario)
-    return [crowd(scenario, schedule, told=told) for schedule in SCHEDULES]
+    return [crowd(scenario, schedule, told=told) for schedule in schedules(scenario)]
 
 
 def crowd(
@@ -357,6 +365,8 @@ class _Chain:
     scenario: Scenario
     chance: np.random.Generator
     asked: F64Array
+    each: float = field(init=False)
+    """Seconds from guess to guess."""
     start: I64Array = field(init=False)
     begin: F64Array = field(init=False)
     wrong: I64Array = field(init=False)
@@ -366,11 +376,15 @@ class _Chain:
     told: I64Array = field(init=False)
     """And how many tokens there were then."""
     _turn: int = 0
+    _runs: I64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Drawn ahead: many at once cost hardly more than one."""
+    _at: int = 0
 
     def __post_init__(self) -> None:
         count, link = len(self.asked), self.scenario.conditions.link
         times, step = self.scenario.edge, max(self.scenario.cloud.rows(1), 1e-6)
         first = times.seconds(1, self.scenario.workload.prompt) + link.rtt_s / 2
+        self.each = times.draft + times.start
         self.start = np.zeros(count, dtype=np.int64)
         self.begin = self.asked + first
         self.wrong = self._run(count)
@@ -379,7 +393,13 @@ class _Chain:
         self.told = np.zeros((count, ring), dtype=np.int64)
 
     def _run(self, count: int) -> I64Array:
-        """How many guesses stand before one falls."""
+        """How many guesses stand before one falls, for `count` chains that begin."""
+        if self._at + count > len(self._runs):
+            self._runs, self._at = self._drawn(max(count, BLOCK)), 0
+        self._at += count
+        return self._runs[self._at - count : self._at]
+
+    def _drawn(self, count: int) -> I64Array:
         curve: Survival = self.scenario.curve  # type: ignore[assignment]
         luck = self.chance.random(count)
         points = np.array(curve.points)
@@ -398,12 +418,12 @@ class _Chain:
 
     def arrival(self, who: I64Array, place: I64Array) -> F64Array:
         """When the guess at `place` reaches the verifier."""
-        each = self.scenario.edge.draft + self.scenario.edge.start
-        return np.asarray(self.begin[who] + (place - self.start[who]) * each)
+        times: F64Array = self.begin[who] + (place - self.start[who]) * self.each
+        return times
 
     def pending(self, who: I64Array, done: I64Array, now: float) -> I64Array:
         """Guesses from `done` on that have arrived, within the window that the edge knew."""
-        each = self.scenario.edge.draft + self.scenario.edge.start
+        each = self.each
         ahead = now - self.arrival(who, done)
         some = (
             np.floor(ahead / each).astype(np.int64) + 1
@@ -412,22 +432,24 @@ class _Chain:
         )
         back = self.scenario.conditions.link.rtt_s / 2 + each
         known = np.where(self.told_at[who] <= now - back, self.told[who], 0).max(axis=1)
-        return np.asarray(np.clip(np.minimum(some, known + self.scenario.window - done), 0, None))
+        room = known + (self.scenario.window - done)
+        return np.asarray(np.maximum(np.minimum(some, room), 0))
 
     def right(self, who: I64Array, done: I64Array, counts: I64Array) -> I64Array:
         """How many of the first `counts` guesses stand."""
-        return np.asarray(np.clip(np.minimum(counts, self.wrong[who] - done), 0, None))
+        return np.asarray(np.maximum(np.minimum(counts, self.wrong[who] - done), 0))
 
     def heard(self, who: I64Array, done: I64Array, shown: F64Array, link: _Way) -> None:
         """A forward left `done` tokens; the edges hear of it at `shown`."""
         times = self.scenario.edge
         again = shown + times.seconds(1) + link.up(len(who), FRAME + ID)
         fell = done > self.wrong[who]
-        sooner = again < self.arrival(who, done)
-        new = fell | sooner
-        self.begin[who] = np.where(new, again, self.begin[who])
-        self.start[who] = np.where(new, done, self.start[who])
-        self.wrong[who] = np.where(fell, done + self._run(len(who)), self.wrong[who])
+        new = np.flatnonzero(fell | (again < self.arrival(who, done)))
+        self.begin[who[new]] = again[new]
+        self.start[who[new]] = done[new]
+        lost = np.flatnonzero(fell)
+        if len(lost):
+            self.wrong[who[lost]] = done[lost] + self._run(len(lost))
         self.told_at[who, self._turn] = shown
         self.told[who, self._turn] = done
         self._turn = (self._turn + 1) % self.told.shape[1]
