@@ -26,6 +26,7 @@ try:
     from outrider.commands.generate import generate
     from outrider.commands.inertia import inertia
     from outrider.commands.load import load
+    from outrider.commands.plan import plan
     from outrider.commands.pull import pull
     from outrider.commands.record import record
     from outrider.commands.serve import serve
@@ -54,6 +55,7 @@ for command in (
     record,
     load,
     simulate,
+    plan,
     doctor,
     version,
 ):

@@ -16,7 +16,7 @@ PANELS: Final = 4
 """Bins of credit shown, the most visited ones."""
 
 
-def _figure(width: float, height: float) -> Any:
+def figure_of(width: float, height: float) -> Any:
     """Drawn straight to a file: no window, no state shared between figures."""
     try:
         from matplotlib.figure import Figure
@@ -29,10 +29,10 @@ def _figure(width: float, height: float) -> Any:
 
 def require() -> None:
     """Raises MissingExtraError now and not after minutes of work."""
-    _figure(1, 1)
+    figure_of(1, 1)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
     partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     try:
         figure.savefig(partial, dpi=120)
@@ -48,7 +48,7 @@ def draw_surface(calibration: Calibration, path: Path) -> None:
     shown = [b for b in shown if table.visits[b]]
     ms = 1e3 * np.array(table.seconds) / np.array(table.tokens)
     quality = np.array(table.quality)
-    figure = _figure(3.4 * len(shown) + 1.2, 3.8)
+    figure = figure_of(3.4 * len(shown) + 1.2, 3.8)
     axes = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
     limits = {"vmin": ms[shown].min(), "vmax": np.quantile(ms[shown], 0.9)}
     for axis, b in zip(axes, shown, strict=True):
@@ -70,7 +70,7 @@ def draw_surface(calibration: Calibration, path: Path) -> None:
         f"{1e3 * made.round_trip:g} ms; white: Acc = {made.delta:g}; star: label",
         fontsize=9,
     )
-    _save(figure, path)
+    save(figure, path)
 
 
 def _range(edges: Sequence[float], b: int) -> str:
@@ -81,7 +81,7 @@ def _range(edges: Sequence[float], b: int) -> str:
 def draw_inertia(groups: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
     """`groups`: `Inertia` as dictionaries. Left: correlation; right: rate after a high and after
     a low history. Dots with intervals: measured; crosses: within-prompt shuffle."""
-    figure = _figure(9.5, 1.6 + 0.45 * len(groups))
+    figure = figure_of(9.5, 1.6 + 0.45 * len(groups))
     left, right = figure.subplots(1, 2, sharey=True)
     for name, axis, colour, shift in (
         ("correlation", left, "tab:blue", 0.0),
@@ -97,7 +97,7 @@ def draw_inertia(groups: Sequence[Mapping[str, Any]], title: str, path: Path) ->
     right.set_xlabel("acceptance after a high (green) and a low (red) history")
     right.set_xlim(0, 1)
     figure.suptitle(title, fontsize=10)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _mark(axis: Any, found: Mapping[str, Any], y: float, colour: str) -> None:

@@ -18,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from outrider.bench.prompts import PROMPTS
 from outrider.commands import console
 from outrider.commands.errors import CommandError
 from outrider.commands.options import DEFAULT_TARGET
@@ -110,6 +111,8 @@ class Recording:
     temperature: float
     seed: int
     threads: int | None
+    built_in: bool = False
+    """Without files ask our own prompts (bench.prompts), not the folder's question sets."""
 
 
 @contextmanager
@@ -174,7 +177,9 @@ def _record(wanted: Recording, show: Callable[[str, int, int], None]) -> Traces:
     from outrider.calibrate.record import record
     from outrider.engines.load import load_draft_model, load_target
 
-    asked = questions.questions(wanted.samples, wanted.prompts)
+    asked = [("built-in", text) for text in PROMPTS[: wanted.samples]]
+    if wanted.prompts or not wanted.built_in:
+        asked = questions.questions(wanted.samples, wanted.prompts)
     spec, draft_spec = wanted.target or DEFAULT_TARGET, wanted.draft or DEFAULT_DRAFT
     if draft_spec == "none" or draft_spec.startswith("lookup"):
         raise CommandError("--draft must be a model: a copied guess has no distribution")

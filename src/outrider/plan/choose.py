@@ -3,7 +3,11 @@
 * `latency`: seconds per token.
 * `balanced`: seconds per token + weight x engine seconds of the cloud per token, the aim of E2-SCI
   (E[T] + gamma E_cloud; docs/papers.md, 1).
-* `cost`: money per token where there are prices, else engine seconds of the cloud.
+* `cost`: money per token where there are prices, else engine seconds of the cloud; among those
+  that are no slower than cloud streaming, or the longest blocks would always win.
+
+Of the lengths of a schedule within SAME of its best, the shortest is taken: what it gives away is
+less than an estimate is good for, and a long window is dropped unjudged more often.
 
 A schedule that drafts at the edge has to earn its keep: one that is within WORTH of a simpler way
 (cloud streaming, co-located) loses to it, and the answer is "don't".
@@ -23,6 +27,8 @@ from outrider.session.schedules import Schedule
 WORTH: Final = 0.01
 """Gain below which drafting at the edge is not worth a second model and a link (our default): no
 estimate is better than that."""
+SAME: Final = 0.005
+"""Relative difference of lengths that is none (our default)."""
 WEIGHT: Final = 1.0
 """gamma: seconds of waiting that an engine second of the cloud is worth (our default)."""
 MEGA: Final = 1e6
@@ -48,9 +54,7 @@ def money(facts: Facts, estimate: Estimate) -> float:
 def joules(facts: Facts, estimate: Estimate) -> float:
     """Per token: engines at work. What either draws while it waits is not counted."""
     prices = facts.prices
-    return (
-        prices.edge_watts * estimate.edge_seconds + prices.cloud_watts * estimate.cloud_seconds
-    )
+    return prices.edge_watts * estimate.edge_seconds + prices.cloud_watts * estimate.cloud_seconds
 
 
 def value(facts: Facts, objective: Objective, estimate: Estimate, weight: float = WEIGHT) -> float:
@@ -75,10 +79,11 @@ class Choice:
     """The best of another schedule; None: there is no other."""
     margin: float
     """By which the runner-up's value is higher, relative; 0 without one."""
-    edge: Estimate
-    """The best that drafts at the edge."""
+    edge: Estimate | None
+    """The best that drafts at the edge; None: none is fast enough (`cost`)."""
     edge_gain: float
-    """By which cloud streaming's value is higher than that, relative; negative: it is lower."""
+    """By which cloud streaming's value is higher than that, relative; negative: it is lower; 0
+    where there is none."""
 
     @property
     def speculate_at_edge(self) -> bool:
@@ -104,11 +109,19 @@ class Survey:
     def best(self, objective: Objective, schedule: Schedule) -> Estimate | None:
         """The length of a schedule that the objective likes most; None where it cannot be."""
         found = [e for e in self.estimates if e.schedule is schedule]
-        return min(found, key=lambda e: self.value(objective, e), default=None)
+        if objective is Objective.COST:
+            found = [e for e in found if shared(self.facts, e) <= self._slowest()]
+        if not found:
+            return None
+        least = min(self.value(objective, e) for e in found)
+        return next(e for e in found if self.value(objective, e) <= least * (1.0 + SAME))
 
-    def choose(
-        self, objective: Objective, among: Sequence[Schedule] = tuple(Schedule)
-    ) -> Choice:
+    def _slowest(self) -> float:
+        """Seconds per token of cloud streaming."""
+        plain = next(e for e in self.estimates if e.schedule is Schedule.CLOUD_ONLY)
+        return shared(self.facts, plain)
+
+    def choose(self, objective: Objective, among: Sequence[Schedule] = tuple(Schedule)) -> Choice:
         """The recommendation. `among` holds cloud-only and at least one edge-cloud schedule."""
         field = [
             e
@@ -116,7 +129,7 @@ class Survey:
             if (e := self.best(objective, schedule)) and (self.facts.own_text or not e.own_text)
         ]
         order = sorted(field, key=lambda e: self.value(objective, e))
-        edge = next(e for e in order if e.schedule in EDGE_CLOUD)
+        edge = next((e for e in order if e.schedule in EDGE_CLOUD), None)
         simple = next(e for e in order if e.schedule not in EDGE_CLOUD)
         best = order[0]
         floor = self.value(objective, best)
@@ -131,7 +144,7 @@ class Survey:
             runner_up=runner_up,
             margin=_more(self._of(objective, runner_up), self.value(objective, best)),
             edge=edge,
-            edge_gain=_more(self.value(objective, plain), self.value(objective, edge)),
+            edge_gain=_more(self.value(objective, plain), self.value(objective, edge or plain)),
         )
 
     def _of(self, objective: Objective, estimate: Estimate | None) -> float | None:

@@ -34,23 +34,22 @@ def heat(
     alphas: Sequence[float],
     *,
     weight: float = WEIGHT,
-    told: Callable[[int, int], None] = lambda done, whole: None,
+    told: Callable[[int, int], None] | None = None,
 ) -> Heat:
     """Constant acceptance in place of the facts' curve. `told(done, whole)` after each row."""
     apart = [s for s in Schedule if s is not Schedule.COLOCATED]
     winners, at_edge, gains = [], [], []
     for done, alpha in enumerate(alphas, 1):
         row = [
-            Survey.of(
-                replace(facts, curve=Curve.constant(alpha), round_trip=trip), weight=weight
-            )
+            Survey.of(replace(facts, curve=Curve.constant(alpha), round_trip=trip), weight=weight)
             for trip in trips
         ]
         winners.append(tuple(s.choose(objective).best.schedule for s in row))
         choices = [s.choose(objective, apart) for s in row]
         at_edge.append(tuple(c.best.schedule for c in choices))
         gains.append(tuple(max(0.0, c.edge_gain) for c in choices))
-        told(done, len(alphas))
+        if told is not None:
+            told(done, len(alphas))
     return Heat(
         facts=facts,
         objective=objective,

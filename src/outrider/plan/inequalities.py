@@ -16,7 +16,14 @@ from outrider.control.specstop import (
     stopping_length,
 )
 from outrider.plan.facts import Facts
-from outrider.plan.modes import colocated, lengths, round_seconds, sync
+from outrider.plan.modes import (
+    Estimate,
+    colocated,
+    lengths,
+    payload_seconds,
+    round_seconds,
+    sync,
+)
 from outrider.session.schedules import Schedule
 
 # ------------------------------------------------------------------------------ closed forms
@@ -82,7 +89,7 @@ def _best_sync(facts: Facts) -> int:
 
 def _sync_pays(facts: Facts, k: int) -> Inequality:
     tokens = expected_tokens(facts.curve.survival(k))[-1]
-    payload = round_seconds(facts, k) - facts.round_trip - facts.seconds(k + 1) - k * facts.draft
+    payload = payload_seconds(facts, k)
     right = tokens * facts.step - facts.seconds(k + 1) - k * facts.draft - payload
     return Inequality(
         number="1",
@@ -91,7 +98,9 @@ def _sync_pays(facts: Facts, k: int) -> Inequality:
         left=facts.round_trip,
         right=right,
         numbers=f"{_ms(facts.round_trip)} < {tokens:.3g} x {_ms(facts.step)} - "
-        f"{_ms(facts.seconds(k + 1))} - {k} x {_ms(facts.draft)} - {_ms(payload)} = {_ms(right)}",
+        f"{_ms(facts.seconds(k + 1))} - {k} x {_ms(facts.draft)}"
+        + (f" - {_ms(payload)}" if payload else "")
+        + f" = {_ms(right)}",
     )
 
 
@@ -109,8 +118,8 @@ def _colocated_wins(facts: Facts, k: int) -> Inequality:
     )
 
 
-def _seconds(estimate: object) -> float:
-    return float(getattr(estimate, "seconds"))  # noqa: B009
+def _seconds(estimate: Estimate) -> float:
+    return estimate.seconds
 
 
 def _ahead_may_win(facts: Facts, k: int) -> Inequality:

@@ -98,11 +98,16 @@ def edge_only(facts: Facts) -> Estimate:
     )
 
 
+def payload_seconds(facts: Facts, length: int) -> float:
+    """What a block and its verdict take on the wire beside the delay."""
+    up = BITS * (facts.up_bytes(length) + FRAME_OVERHEAD) / facts.up_bps
+    return up + BITS * (VERDICT_BYTES + FRAME_OVERHEAD) / facts.down_bps
+
+
 def round_seconds(facts: Facts, length: int) -> float:
     """N(k) of the synchronous loop: k t_d + R + bytes up and down + t_v(k + 1)."""
-    up = BITS * (facts.up_bytes(length) + FRAME_OVERHEAD) / facts.up_bps
-    down = BITS * (VERDICT_BYTES + FRAME_OVERHEAD) / facts.down_bps
-    return length * facts.draft + facts.round_trip + up + down + facts.seconds(length + 1)
+    work = length * facts.draft + facts.seconds(length + 1)
+    return work + facts.round_trip + payload_seconds(facts, length)
 
 
 def sync(facts: Facts, length: int) -> Estimate:
