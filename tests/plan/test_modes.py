@@ -44,6 +44,8 @@ TABLE = {
     (50, 20): (20, 38, 58, 96, 213),
     (100, 10): (146, 257, 368, 592, 1256),
 }
+ALONE = tuple(s for s in EDGE_CLOUD if s is not Schedule.MULTIPLEX)
+"""Schedules of a single answer."""
 ALPHAS = (0.7, 0.8, 0.85, 0.9, 0.95)
 
 
@@ -189,7 +191,7 @@ WORLDS = st.builds(
 @given(WORLDS, st.floats(0.001, 0.1))
 def test_a_longer_link_is_never_faster(at, more):
     longer = replace(at, round_trip=at.round_trip + more)
-    for schedule in EDGE_CLOUD:
+    for schedule in ALONE:
         before, after = fastest(at, schedule).seconds, fastest(longer, schedule).seconds
         assert after >= before * (1 - 1e-9)
 
@@ -278,6 +280,14 @@ def test_how_many_answers_fill_an_edge():
     """(k t_d + R + t_v) / max(k t_d, t_v)."""
     assert saturation(facts(), sync(facts(), 9)) == pytest.approx((45 + 100 + 60) / 60)
     assert saturation(facts(), sync(facts(), 20)) == pytest.approx((100 + 100 + 60) / 100)
+
+
+def test_multiplex_is_sync_by_turns():
+    assert estimates(facts(), Schedule.MULTIPLEX) == []
+    both = facts(requests=4)
+    found = {e.length: e for e in estimates(both, Schedule.MULTIPLEX)}
+    assert found[8].seconds == pytest.approx(sync(both, 8).seconds, rel=1e-3)
+    assert found[8].forwards == pytest.approx(sync(both, 8).forwards, rel=1e-3)
 
 
 def test_free_run_fades_and_never_turns():

@@ -32,6 +32,8 @@ COLOURS: Final = {
     Schedule.PEARL: "#fccde5",
     Schedule.PLC: "#bc80bd",
     Schedule.STREAM: "#b3de69",
+    Schedule.MULTIPLEX: "#fb8072",
+    Schedule.HYBRID: "#ccebc5",
     Schedule.FREERUN: "#8dd3c7",
     Schedule.EDGE_ONLY: "#ffffb3",
 }

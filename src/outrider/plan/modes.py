@@ -23,13 +23,18 @@ EDGE_CLOUD: Final = (
     Schedule.PEARL,
     Schedule.PLC,
     Schedule.STREAM,
+    Schedule.MULTIPLEX,
+    Schedule.HYBRID,
     Schedule.FREERUN,
 )
-"""Schedules that draft at the edge."""
+"""Schedules that draft at the edge. `multiplex` is the loop of `sync` by turns: it stands beside it
+where several answers run at an edge."""
 BLOCKS: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
-"""Lengths tried for `pearl`."""
+"""Lengths tried for `pearl` and `multiplex`."""
 WINDOWS: Final = (4, 8, 16, 32, 64, 128)
-"""Windows tried for `stream` and `freerun`, and lengths with which `plc` begins."""
+"""Windows tried for `stream` and `freerun`, and lengths with which `plc` and `hybrid` begin."""
+_REACHING: Final = frozenset({Schedule.PLC, Schedule.HYBRID})
+"""Schedules with a length and a window."""
 FAINT: Final = 0.01
 """Free-run fades with the round trip and never turns: its ceiling is where a hundredth is left."""
 NEAR: Final = 1e-3
@@ -156,7 +161,7 @@ def colocated(facts: Facts, length: int) -> Estimate:
 
 def ahead(facts: Facts, schedule: Schedule, length: int) -> Estimate:
     """A schedule that drafts while others are judged. `length`: K, or its window."""
-    window = max(DEFAULT_WINDOW, length) if schedule is Schedule.PLC else length
+    window = max(DEFAULT_WINDOW, length) if schedule in _REACHING else length
     cycle = renewal(facts, plan(schedule, draft_length=length, window=min(window, MAX_WINDOW)))
     tokens = cycle.tokens
     return Estimate(
@@ -181,9 +186,9 @@ def lengths(facts: Facts, schedule: Schedule) -> Sequence[int]:
     match schedule:
         case Schedule.SYNC | Schedule.COLOCATED:
             return range(1, most + 1)
-        case Schedule.PEARL:
+        case Schedule.PEARL | Schedule.MULTIPLEX:
             return [k for k in BLOCKS if k <= most]
-        case Schedule.PLC:
+        case Schedule.PLC | Schedule.HYBRID:
             return [k for k in (2, *WINDOWS) if k <= min(most, DEFAULT_WINDOW)] or [1]
         case Schedule.STREAM | Schedule.FREERUN:
             return WINDOWS
@@ -202,6 +207,8 @@ def estimates(facts: Facts, schedule: Schedule) -> list[Estimate]:
         case Schedule.COLOCATED:
             possible = facts.cloud_draft is not None
             return [colocated(facts, k) for k in lengths(facts, schedule)] if possible else []
+        case Schedule.MULTIPLEX if facts.requests == 1:
+            return []
     return [ahead(facts, schedule, k) for k in lengths(facts, schedule)]
 
 
@@ -225,8 +232,9 @@ def shared(facts: Facts, estimate: Estimate) -> float:
 
     The asymptotic bound of a closed network: no answer is faster than alone, an edge's engine
     commits no more than 1 / edge_seconds tokens a second for all its answers, a verifier's no more
-    than 1 / cloud_seconds for all edges. Queues before these bounds are not in it: a lower bound
-    near the knee, and blocks do not share a forward.
+    than 1 / cloud_seconds for all edges. Queues before these bounds are not in it, so it is a
+    lower bound near the knee; drafts and blocks that share a forward are not either, so it is an
+    upper one behind it.
     """
     here = facts.requests * estimate.edge_seconds
     there = facts.requests * facts.edges * estimate.cloud_seconds
