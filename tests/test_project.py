@@ -37,6 +37,12 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_no_two_test_files_have_one_name():
+    """Without packages pytest imports the first for both."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))
+
+
 # -- imports ----------------------------------------------------------------------------------
 
 
