@@ -108,7 +108,7 @@ def test_window_and_threshold_follow_the_credit() -> None:
 def test_room_caps_the_length_and_asking_changes_nothing() -> None:
     controller = credit()
     assert controller.decide(asked()).length == 8
-    assert controller.decide(asked(room=3)) == Decision(length=3, threshold=0.1)
+    assert controller.decide(asked(room=3)) == Decision(length=3, threshold=0.1, credit=0.5)
     assert controller.decide(asked(room=0)).length == 0
     assert controller.decide(asked()).length == 8
 

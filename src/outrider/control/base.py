@@ -100,6 +100,8 @@ class Decision:
     """Most unjudged drafts; 0: do not speculate."""
     threshold: float | None = None
     """T of the relaxed rules (nats of JSD); None: the rule's own default."""
+    credit: float | None = None
+    """r that it rests on, in [0, 1], where the policy has one; shown and nothing else."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.length <= MAX_LENGTH:

@@ -186,7 +186,7 @@ class Credit:
 
     def decide(self, observation: Observation) -> Decision:
         length = max(0, min(self.window, observation.room))
-        return Decision(length=length, threshold=self.threshold)
+        return Decision(length=length, threshold=self.threshold, credit=self.credit)
 
     def observe(self, outcome: Outcome, now: float) -> None:  # noqa: ARG002
         """A round without drafts tells nothing about acceptance."""

@@ -16,6 +16,7 @@ from outrider.gateway.admission import MAX_ANSWERS, MAX_WAITING, Room
 from outrider.gateway.errors import ApiError
 from outrider.gateway.exchange import Exchange, Gateway
 from outrider.gateway.keys import Doorkeeper
+from outrider.gateway import page
 from outrider.gateway.metrics import CONTENT_TYPE, Metrics
 from outrider.gateway.prompts import Lanes
 from outrider.gateway.schema import ChatRequest, CompletionRequest
@@ -64,6 +65,7 @@ def make_app(runtime: EdgeRuntime, config: GatewayConfig) -> FastAPI:
     )
     app.state.gateway = gateway
     _add_routes(app, gateway)
+    page.mount(app, gateway)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ApiError, _api_error)
     app.add_middleware(Doorkeeper, keys=config.keys, local=is_loopback(config.host))

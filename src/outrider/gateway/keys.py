@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from outrider.gateway.errors import ApiError
+from outrider.gateway.openpaths import OPEN
 from outrider.runtime.access import is_loopback, tenant_of
-
-OPEN: Final = frozenset({"/health"})
-"""Every path that answers without a key."""
 
 Scope = Any
 Receive = Any

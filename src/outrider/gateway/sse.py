@@ -122,7 +122,11 @@ class Teller:
         progress.tokens += len(step.tokens)
         link = choice.stream.link
         facts = asdict(step.round) if step.round else {}
-        facts |= {"bytes_up": link.bytes_up, "bytes_down": link.bytes_down}
+        facts |= {
+            "bytes_up": link.bytes_up,
+            "bytes_down": link.bytes_down,
+            "draft_s": choice.stream.draft_seconds,
+        }
         entries = self._shown(step)
         logprobs = self._shape.logprobs(choice.index, entries) if entries else None
         delta = self._shape.delta(choice.index, step.text, logprobs)

@@ -877,6 +877,11 @@ class EdgeStream:
         """What went over the link since this answer began."""
         return self._runtime._use_since(self._before, self._reconnects)
 
+    @property
+    def draft_seconds(self) -> float:
+        """Seconds of this edge's drafting since this answer began, for whichever answers."""
+        return self._runtime.draft_seconds - self._draft_s
+
     def _note(self, step: Step) -> None:
         self._marks.append((time.monotonic(), len(step.tokens)))
         self._texts.append(step.text)
@@ -920,7 +925,7 @@ class EdgeStream:
             ttft_s=first - self._started,
             tpot_s=(self._marks[-1][0] - first) / later if later else None,
             total_s=(self._marks[-1][0] if self._marks else now) - self._started,
-            draft_s=self._runtime.draft_seconds - self._draft_s,
+            draft_s=self.draft_seconds,
             target_s=None,
         )
 

@@ -51,7 +51,7 @@ from outrider.proto.messages import (
 )
 from outrider.session.dialogue import Call, Choice, EdgeDialogue
 from outrider.session.generation import Generation, Round, Step
-from outrider.session.pilot import Judged, Pilot
+from outrider.session.pilot import Judged, Pilot, WatchingPilot
 
 FRAME_BYTES: Final = 6
 """What a DRAFT frame is long without its ids, about: a controller is told sizes, not counts."""
@@ -148,7 +148,7 @@ class EdgeSession:
         """The controller found that speculation does not pay, or the cloud that it has no time for
         drafts: the cloud should stream alone."""
         self._limit: int | None = None
-        self._pilot = pilot or Pilot()
+        self._pilot = pilot or WatchingPilot()
         self._grown = 1.0
         self._last_window = policy.window
         self._needs_q = rule is Rule.RATIO
@@ -392,6 +392,7 @@ class EdgeSession:
         return self._told(judged, step)
 
     def _told(self, judged: Judged, step: Step) -> Step:
+        decision = self._pilot.decision
         known = Round(
             drafted=judged.drafted,
             accepted=judged.accepted,
@@ -400,7 +401,9 @@ class EdgeSession:
             queue_s=judged.load.queue_us / 1e6,
             step_s=judged.load.step_us / 1e6,
             network_s=self._pilot.network if judged.drafted else None,
-            threshold=self._pilot.threshold,
+            threshold=decision.threshold if decision else None,
+            length=decision.length if decision else None,
+            credit=decision.credit if decision else None,
         )
         return replace(step, round=known)
 

@@ -55,6 +55,10 @@ class Round:
     """The way there and back of the frame that completed the block; None: not known."""
     threshold: float | None = None
     """T in force (relaxed rule), where a controller moves it."""
+    length: int | None = None
+    """K or window that the controller decided on; None: there is none."""
+    credit: float | None = None
+    """r, where the controller has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

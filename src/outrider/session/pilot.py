@@ -67,9 +67,14 @@ class Pilot:
         return None
 
     @property
+    def decision(self) -> Decision | None:
+        """The controller's, in force; None: there is no controller."""
+        return None
+
+    @property
     def threshold(self) -> float | None:
         """T of the relaxed rules, nats; None: the request's own."""
-        return None
+        return self.decision.threshold if self.decision else None
 
     @property
     def network(self) -> float | None:
@@ -93,7 +98,49 @@ class Pilot:
         """The cloud committed `tokens` on its own."""
 
 
-class ControlledPilot(Pilot):
+class WatchingPilot(Pilot):
+    """Decides nothing and times the way of blocks, for whoever watches."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, int, float]] = deque(maxlen=MAX_MARKS)
+        self._void = False
+        self._newest: float | None = None
+
+    @property
+    def network(self) -> float | None:
+        return self._newest
+
+    def dropped(self) -> None:
+        self._void = True  # the verdict that says so still wants its own mark
+
+    def sent(self, end: int, size: int, now: float) -> None:
+        self._forget_void()
+        self._marks.append((end, size, now))
+
+    def verdict(self, judged: Judged, now: float) -> None:
+        if judged.drafted:
+            self._way(judged, now)
+            self._forget_void()
+
+    def _forget_void(self) -> None:
+        if self._void:
+            self._marks.clear()
+            self._void = False
+
+    def _way(self, judged: Judged, now: float) -> tuple[int, float] | None:
+        """Size of the frame that completed the block, and the seconds that it and the verdict were
+        on their way; None where it was sent again after a cut: its way says nothing."""
+        end = judged.start + judged.drafted
+        while self._marks and self._marks[0][0] < end:
+            self._marks.popleft()
+        if not self._marks:
+            return None
+        _, size, sent_at = self._marks[0]
+        self._newest = now - sent_at - (judged.load.queue_us + judged.load.step_us) / 1e6
+        return size, self._newest
+
+
+class ControlledPilot(WatchingPilot):
     """See the module docstring. Controller and estimators may serve other sessions too."""
 
     def __init__(
@@ -106,6 +153,7 @@ class ControlledPilot(Pilot):
         free: bool = False,
     ) -> None:
         """`streaming`: drafts go out while others are unjudged. `free`: the cloud never waits."""
+        super().__init__()
         self._controller = controller
         self._estimators = estimators
         self._streaming = streaming
@@ -114,13 +162,10 @@ class ControlledPilot(Pilot):
         self._asked = False
         self._began = now
         self._delay_state = 0
-        self._marks: deque[tuple[int, int, float]] = deque(maxlen=MAX_MARKS)
         self._network: deque[float] = deque(maxlen=STREAM_SAMPLES)
-        self._void = False
         self._warm_draft = False
         self._heard = False
         self._prefilled = False
-        self._newest: float | None = None
 
     def length(self, now: float, room: int) -> int:
         if room < 1:
@@ -150,29 +195,18 @@ class ControlledPilot(Pilot):
         return self._controller.stop_rule()
 
     @property
-    def threshold(self) -> float | None:
-        return self._decision.threshold
-
-    @property
-    def network(self) -> float | None:
-        return self._newest
+    def decision(self) -> Decision:
+        return self._decision
 
     def drafted(self, count: int, seconds: float) -> None:
         if self._warm_draft:
             self._estimators.draft(count, seconds)
         self._warm_draft = True
 
-    def dropped(self) -> None:
-        self._void = True  # the verdict that says so still wants its own mark
-
-    def sent(self, end: int, size: int, now: float) -> None:
-        self._forget_void()
-        self._marks.append((end, size, now))
-
     def verdict(self, judged: Judged, now: float) -> None:
         drafted = judged.drafted
         if drafted:
-            self._time(judged.start + drafted, drafted + 1, judged.load, now)
+            self._time(judged, now)
             self._forget_void()
             self._estimators.verdict(drafted=drafted, accepted=judged.strict)
         self._end_round(judged, now)
@@ -186,26 +220,20 @@ class ControlledPilot(Pilot):
             self._estimators.step(rows=1, seconds=load.step_us / 1e6)
         self._end_round(Judged(tokens=tokens, load=load), now)
 
-    def _forget_void(self) -> None:
-        if self._void:
-            self._marks.clear()
-            self._void = False
-
-    def _time(self, end: int, rows: int, load: Load, now: float) -> None:
+    def _time(self, judged: Judged, now: float) -> None:
         """Split the way of the frame that completed the block into network, queue and forward."""
-        while self._marks and self._marks[0][0] < end:
-            self._marks.popleft()
-        step, queue = load.step_us / 1e6, load.queue_us / 1e6
+        load = judged.load
         if self._prefilled:
-            self._estimators.step(rows=rows, seconds=step)
+            self._estimators.step(rows=judged.drafted + 1, seconds=load.step_us / 1e6)
         self._prefilled = True
-        if not self._marks:
-            return  # resent after a cut: its way says nothing
-        _, size, sent_at = self._marks[0]
-        network = self._newest = now - sent_at - queue - step
+        way = self._way(judged, now)
+        if way is None:
+            return
+        size, network = way
         if self._streaming:
             self._network.append(network)
             network = min(self._network)
+        queue = load.queue_us / 1e6
         self._estimators.round_trip(network=network, queue=queue, bytes_up=size, now=now)
 
     def _end_round(self, judged: Judged, now: float) -> None:
