@@ -12,11 +12,11 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from outrider.gateway import page
 from outrider.gateway.admission import MAX_ANSWERS, MAX_WAITING, Room
 from outrider.gateway.errors import ApiError
 from outrider.gateway.exchange import Exchange, Gateway
 from outrider.gateway.keys import Doorkeeper
-from outrider.gateway import page
 from outrider.gateway.metrics import CONTENT_TYPE, Metrics
 from outrider.gateway.prompts import Lanes
 from outrider.gateway.schema import ChatRequest, CompletionRequest

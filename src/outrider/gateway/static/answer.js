@@ -66,14 +66,16 @@ export class Answer {
   }
 
   #show(token) {
-    const span = element("span", `t ${token.origin}`, token.text);
+    // A blank before a word stays outside: at the end of a line its tint would stand alone.
+    const blank = /^ (?=\S)/.test(token.text) ? " " : "";
+    const span = element("span", `t ${token.origin}`, token.text.slice(blank.length));
     if (!token.text) span.classList.add("empty");
     span.tabIndex = -1;
     tokens.set(span, token);
     token.span = span;
     this.tokens.push(token);
     this.counts[token.origin] = (this.counts[token.origin] ?? 0) + 1;
-    this.body.append(span);
+    this.body.append(blank, span);
   }
 
   #count(round, made) {

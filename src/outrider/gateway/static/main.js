@@ -19,7 +19,8 @@ const state = {
   shown: [], // the answers in plots and tiles
   all: [], // every answer of this chat
   abort: null,
-  waiting: false,
+  drawing: false,
+  early: false, // sent before the facts were there
 };
 
 // ---------------------------------------------------------------- facts
@@ -38,7 +39,6 @@ async function begin() {
     return complain(error, begin);
   }
   const { facts } = state;
-  $("alert").hidden = true;
   if (!state.a) {
     state.a = new Settings($("set-a"), facts);
     state.b = new Settings($("set-b"), facts);
@@ -48,6 +48,10 @@ async function begin() {
   }
   describe();
   redraw();
+  if (state.early) {
+    state.early = false;
+    $("composer").requestSubmit();
+  }
 }
 
 function describe() {
@@ -233,10 +237,10 @@ function follow() {
 // ---------------------------------------------------------------- tiles, legend, plots, savings
 
 function soon() {
-  if (state.waiting) return;
-  state.waiting = true;
+  if (state.drawing) return;
+  state.drawing = true;
   setTimeout(() => {
-    state.waiting = false;
+    state.drawing = false;
     redraw();
   }, 100);
 }
@@ -313,6 +317,7 @@ function redraw() {
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = $("message").value;
+  state.early = !state.facts;
   if (state.abort || !state.facts || !text.trim()) return;
   $("message").value = "";
   send(text);
@@ -368,7 +373,7 @@ $("theme").addEventListener("click", () => {
   const next = THEMES[(THEMES.indexOf(root.dataset.theme ?? "system") + 1) % THEMES.length];
   if (next === "system") delete root.dataset.theme;
   else root.dataset.theme = next;
-  $("theme").textContent = `Theme: ${next}`;
+  $("theme").lastElementChild.textContent = `Theme: ${next}`;
   state.plots.rebuild();
 });
 

@@ -75,7 +75,7 @@ class Panel {
         scales: { x: { time: false }, y: { range: this.range ?? ((_, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1]) } },
         axes: [
           { stroke: ink, grid, ticks: grid, size: 26 },
-          { stroke: ink, grid, ticks: grid, size: 44 },
+          { stroke: ink, grid, ticks: grid, size: 52 },
         ],
         series: [{}, ...this.lines.map((l) => series(l)), ...this.lines.map((l) => series(l, [5, 4]))],
       },
@@ -100,7 +100,9 @@ class Panel {
     if (known.every((v) => v === null)) return [];
     const mark = document.createElement("i");
     mark.style.background = colour(stroke);
-    return [mark, `${name} ${known.map(write).join(" / ")}  `];
+    const item = document.createElement("span");
+    item.append(mark, `${name} ${known.map(write).join(" / ")}`);
+    return [item, " "];
   }
 }
 

@@ -9,6 +9,8 @@ const WORDS = {
   sync: "sync: a block of guesses, then wait",
   pearl: "pearl: a block ahead, its first guess first",
   plc: "plc: as pearl, in a growing window",
+  multiplex: "multiplex: requests take turns at the draft",
+  hybrid: "hybrid: multiplex, ahead where it pays",
   "cloud-only": "cloud-only: no guesses",
   colocated: "colocated: the cloud's own draft",
   coupled: "coupled: same seed, same text",
@@ -61,6 +63,7 @@ export class Settings {
     parts.schedule.field.prepend(new Option(`as the gateway: ${defaults.schedule}`, ""));
     parts.controller.field.prepend(new Option(`as the gateway: ${defaults.controller}`, ""));
     for (const name of ["schedule", "controller"]) parts[name].field.value = "";
+    for (const name of ["verify", "rule"]) parts[name].field.value = defaults[name];
     fieldset.addEventListener("change", () => this.#follow());
     this.#follow();
   }
