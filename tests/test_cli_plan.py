@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from outrider import cli
+from outrider.runtime.process import CloudProcess
 
 HERE = ("plan", "--alpha", ".8", "--t-draft", "5", "--t-verify", "60")
 QUESTIONS = '"tell me a story"\n{"prompt": "what is a tree?"}\n"count to ten"\n'
@@ -57,8 +59,8 @@ def test_what_it_says_to_people(capsys, monkeypatch):
     assert "don't draft at the edge: let the cloud draft" in out
     assert "if it cannot: draft at the edge, --schedule freerun" in out
     assert "100 < 4.46 x 60 - 60 - 9 x 5 = 162.8" in out
-    assert "per 1000" in out
-    assert "J/token" not in out  # nobody gave a power
+    assert "price: per 1000 tokens" in out
+    assert " J " not in out  # nobody gave a power
 
 
 def test_a_draft_that_cannot_pay(capsys):
@@ -186,6 +188,26 @@ def test_answers_too_short_to_learn_from(capsys, prompts, tmp_path):
     toys = ("--target", "toy:3", "--draft", "toy:3:0.4", "--prompts", prompts)
     words = (*toys, "--rtt", "20ms", "--samples", "1", "--max-tokens", "4", "--temperature", "1")
     assert "too short" in complaint(capsys, "plan", "--measure", *words)
+
+
+def test_a_verifier_tells(capsys):
+    """Row costs by its greeting; round trip, draft and acceptance from a few answers."""
+
+    async def go() -> dict[str, Any]:
+        async with CloudProcess(["--model", "toy:1"]) as cloud:
+            words = ("--target", "toy:1", "--draft", "toy:1:0.4", "--temperature", "1")
+            asked = ("--cloud", cloud.url, "--samples", "2", "--link", "rtt=20ms")
+            return await asyncio.to_thread(facts, capsys, "plan", *words, *asked)
+
+    found = asyncio.run(go())
+    assert found["facts"]["sources"] == {
+        **{"up_bps": "given", "down_bps": "given", "requests": "given", "edges": "given"},
+        **{"verify": "measured", "round_trip": "measured", "draft": "measured"},
+        **{"curve": "measured", "cloud_draft": "assumed"},
+    }
+    assert found["facts"]["round_trip_ms"] >= 20.0
+    assert len(found["facts"]["t_verify_ms"]) > 1
+    assert 0.0 < found["facts"]["survival"][0] < 1.0
 
 
 def test_help_teaches(capsys):

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any, Final
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -191,14 +192,14 @@ def _title(facts: Facts, known: Known) -> str:
 COLUMNS: Final = (
     ("ms_per_token_shared", "ms/token", ".1f"),
     ("speedup", "x", ".2f"),
-    ("forwards_per_token", "forwards", ".2f"),
-    ("cloud_ms_per_token", "cloud ms", ".1f"),
-    ("bytes_up_per_token", "B up", ".1f"),
-    ("bytes_down_per_token", "B down", ".1f"),
-    ("money_per_1000_tokens", "per 1000", ".3g"),
-    ("joules_per_token", "J/token", ".3g"),
+    ("forwards_per_token", "fwd", ".2f"),
+    ("cloud_ms_per_token", "cloud", ".1f"),
+    ("bytes_up_per_token", "up", ".1f"),
+    ("bytes_down_per_token", "down", ".1f"),
+    ("money_per_1000_tokens", "price", ".3g"),
+    ("joules_per_token", "J", ".3g"),
     ("tokens_per_second_per_verifier", "tok/s", ".0f"),
-    ("rtt_ceiling_ms", "pays up to", ".0f"),
+    ("rtt_ceiling_ms", "R max", ".0f"),
 )
 """Key of a row, heading, format. A column nobody gave a price for is left out."""
 
@@ -206,11 +207,10 @@ COLUMNS: Final = (
 def _table(survey: Survey) -> Table:
     rows = rows_of(survey)
     shown = [c for c in COLUMNS if any(row[c[0]] is not None for row in rows)]
-    table = Table()
-    table.add_column("")
-    table.add_column("K", justify="right")
-    for _, heading, _ in shown:
-        table.add_column(heading, justify="right")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for heading in ("K", *(heading for _, heading, _ in shown)):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         name = row["name"] + ("" if row["same_text"] else " *")
         cells = [_cell(row[key], form) for key, _, form in shown]
@@ -232,15 +232,18 @@ def _notes(survey: Survey) -> list[str]:
     short = f"Blocks of one guess are best up to a one-way delay of {_ms(critical)}."
     many = math.ceil(saturation(facts, sync))
     lines = [
-        "Per committed token. K: guesses a block, or the window. x: against cloud streaming. "
-        "tok/s: what one verifier can commit for all. pays up to: the round trip, ms, at which "
-        "cloud streaming is as fast (freerun: where a hundredth is left).",
+        "Per committed token. K: guesses a block, or the window. x: against cloud streaming. fwd, "
+        "cloud: forwards, and ms of the verifier's engine. up, down: bytes. tok/s: what one "
+        "verifier can commit for all. R max: the round trip, ms, up to which it is faster than "
+        "cloud streaming (freerun: by a hundredth).",
         short if critical > 0.0 else "Blocks of more than one guess are best at any delay.",
         f"multiplex: from {many} answers at a time at one edge on, sync keeps its engine or the "
         f"verifier busy: {1.0 / _bound(facts, sync):.1f} tokens/s; fewer take "
         f"{1e3 * sync.seconds:.1f} ms per token each.",
     ]
-    lines.append("* the draft's own text, which is another.")
+    if facts.prices.money:
+        lines.append(f"price: per {PER} tokens.")
+    lines.append("*: the draft's own text, which is another.")
     gain = capacity_gain(facts, sync.length)
     if gain is not None:
         lines.append(

@@ -10,8 +10,8 @@ S(w-1) - S(w), and there the same walk begins again: a renewal, whose expectatio
     E[seconds per token] = sum over w of P(w) T(w) / sum over w of P(w) w.
 
 Exact for constant acceptance under `wait`; the rest is approximated: what the edge's engine has to
-finish enters `step` (free-run) by its mean, and answers are long. Where a draft's chance hangs on
-its depth, depth is the number of guesses not judged yet when it was made.
+finish, and a thin uplink to send in vain, enters by its mean, and answers are long. Where a draft's
+chance hangs on its depth, depth is the number of guesses not judged yet when it was made.
 
 The policies are those of `session.schedules`, so a new schedule needs no formula here.
 """
@@ -34,6 +34,8 @@ NEGLIGIBLE: Final = 1e-5
 FARTHEST: Final = 1024
 """Positions a walk goes at most."""
 BITS: Final = 8.0
+QUEUE_WALKS: Final = 4
+"""Walks until what one cycle leaves in a thin uplink's queue for the next has settled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +54,16 @@ class Cycle:
     down: float = 0.0
     unfinished: float = 0.0
     """Seconds that the edge's engine is not free yet when the rejection arrives."""
+    queued: float = 0.0
+    """Seconds that the uplink still serves frames nobody wants then."""
 
 
 def renewal(facts: Facts, plan: Plan) -> Cycle:
     """Expectations of a cycle under a schedule with drafts of the edge's own."""
-    first = _Walk(facts, plan, 0.0).go()
-    return _Walk(facts, plan, first.unfinished).go()
+    found = Cycle()
+    for _ in range(2 if math.isinf(facts.up_bps) else QUEUE_WALKS):
+        found = _Walk(facts, plan, found).go()
+    return found
 
 
 class _Wire:
@@ -67,6 +73,14 @@ class _Wire:
         self._bps = bps
         self._delay = delay
         self._free = -math.inf
+
+    def hold(self, until: float) -> None:
+        """It serves what was sent before."""
+        self._free = until
+
+    def queued(self, now: float) -> float:
+        """Seconds until a frame sent now would be served."""
+        return max(0.0, self._free - now)
 
     def arrival(self, size: float, now: float) -> float:
         self._free = max(now, self._free) + BITS * (size + FRAME_OVERHEAD) / self._bps
@@ -90,7 +104,8 @@ class _Walk:
     """The path on which every draft stands. Time 0: the cloud has just committed the token where
     a draft fell, position 0."""
 
-    def __init__(self, facts: Facts, plan: Plan, unfinished: float) -> None:
+    def __init__(self, facts: Facts, plan: Plan, before: Cycle) -> None:
+        """`before`: what the cycle before leaves behind, in the mean."""
         self._facts = facts
         self._policy = plan.window
         self._steps = plan.step is StepPolicy.STEP
@@ -117,13 +132,14 @@ class _Walk:
         self._made = 0
         self._sent_up = self._rejection_up
         self._grown = 1.0
-        self._unfinished = unfinished
+        self._unfinished = before.unfinished
         self._frames: deque[tuple[float, int]] = deque()
         start = self._down.arrival(VERDICT_BYTES + rejection_down, 0.0)
+        self._up.hold(start + before.queued)
         self._verdicts: deque[_Judged] = deque([_Judged(start, 0, 0.0, 0, 0.0, 0.0)])
         # Sums over where the first draft falls.
         self._alive = 1.0
-        self._sums = [0.0] * 8
+        self._sums = [0.0] * len(Cycle.__slots__)
 
     def go(self) -> Cycle:
         now = 0.0
@@ -190,14 +206,15 @@ class _Walk:
         told = self._verdicts.popleft()
         rest = self._job[0] - now if self._job else 0.0
         for position in range(self._known + 1, told.committed + 1):
-            self._fall(position, told, rest, self._chances.get(position, 1.0))
+            left = (rest, self._up.queued(now))
+            self._fall(position, told, left, self._chances.get(position, 1.0))
         if self._policy.reach and self._known >= 0:
             self._grown = min(self._grown * (1.0 + self._policy.growth), float(self._policy.reach))
         self._known = told.committed
         self._drafted = max(self._drafted, self._known)
         self._start_job(now + (self._unfinished if self._made == 0 else 0.0))
 
-    def _fall(self, position: int, told: _Judged, rest: float, stands: float) -> None:
+    def _fall(self, position: int, told: _Judged, left: tuple[float, float], stands: float) -> None:
         last = position >= FARTHEST or self._alive * stands <= NEGLIGIBLE
         falls = self._alive * (1.0 if last else 1.0 - stands)
         self._alive *= 0.0 if last else stands
@@ -209,7 +226,7 @@ class _Walk:
             self._made,
             self._sent_up,
             told.down,
-            rest,
+            *left,
         )
         self._sums = [s + falls * value for s, value in zip(self._sums, reached, strict=True)]
 
