@@ -200,3 +200,14 @@ def test_nobody_there(capsys, monkeypatch):
     monkeypatch.setattr("outrider.commands.remote.PATIENCE_S", 0.3)
     assert load("--cloud", "ws://127.0.0.1:1", "--draft", "lookup", "--edges", "1") == 1
     assert "cannot reach ws://127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_every_answer_has_a_cache(capsys):
+    """More answers at once than a verifier has caches by default: it would refuse the others."""
+    words = ["--draft", "none", "--edges", "13", "--per-edge", "5", "--requests", "5"]
+    found = facts(capsys, *words, "--max-tokens", "2", "--ignore-eos")
+    assert (found["answers"], found["errors"], found["cloud_evictions"]) == (65, {}, 0)
+    small = facts(
+        capsys, *words, "--max-tokens", "2", "--warmup", "0", "--cloud-options", "--slots 1"
+    )
+    assert "busy" in small["errors"], "the user's own word holds"

@@ -111,6 +111,18 @@ def test_ctrl_c_keeps_whole_answers(tmp_path: Path, questions: Path, monkeypatch
     assert [answer.seed for answer in read(path).answers] == [0, 1, 2]
 
 
+def test_one_recording_at_a_time_writes_a_file(tmp_path: Path, questions: Path, capsys):
+    """A second one that begins the same file would throw away what the first has written."""
+    path = tmp_path / "drafts.jsonl"
+    assert record(path, "--samples", "1", questions=questions) == 0
+    before = path.read_bytes()
+    with recording.alone_in(path):
+        assert record(path, questions=questions) == 2
+    assert "another outrider record is writing drafts.jsonl" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert record(path, questions=questions) == 0, "the file is free again"
+
+
 def test_other_options_do_not_go_on_in_a_file(tmp_path: Path, questions: Path, capsys):
     path = tmp_path / "drafts.jsonl"
     assert record(path, questions=questions) == 0

@@ -251,3 +251,24 @@ def test_a_job_takes_in_no_more_than_its_room():
     first, second = made.run(jobs)
     assert (first.fed, len(first.rows)) == (4, 0)
     assert (second.fed, len(second.rows)) == (30, 1)
+
+
+def test_the_only_slot_that_could_make_room_is_taken_and_not_copied():
+    """Prompts with one head on few slots: what is to be copied is also what has to go."""
+    made = desk(slots=1)
+    fed(made, 1, head(20, *[1] * 40))
+    made.release(1)
+    assert fed(made, 2, head(20, *[2] * 40)) == 40, "of a session that is over"
+    assert fed(made, 3, head(20, *[3] * 40)) == 40, "of one that lives and waits"
+    assert (set(made._slots), made.parked, made.evictions) == ({3}, 0, 1)
+    made = desk(slots=2)
+    fed(made, 1, head(20, *[1] * 40))
+    made.release(1)
+    fed(made, 2, (3, 4))
+    jobs = [
+        DeskJob(key=2, committed=(3, 4, 5), tenant="ann"),
+        DeskJob(key=3, committed=head(20, *[2] * 40), tenant="ann"),
+    ]
+    assert [result.fed for result in made.run(jobs)] == [1, 40], "as many jobs as slots"
+    with pytest.raises(EngineError, match="slots are taken"):
+        made.run([*jobs, DeskJob(key=4, committed=head(20, *[2] * 30), tenant="ann")])

@@ -829,6 +829,25 @@ def test_no_newcomer_where_tokens_take_too_long_already():
     assert isinstance(b.say(opening(5))[0], Opened), "nothing is under way"
 
 
+def test_whoever_comes_first_is_let_in_whatever_a_token_takes():
+    """A first forward that was slow would otherwise close the verifier for ever."""
+    b = Bench(max_token_s=0.001)
+    b.service.costs = RowCosts([(1, 0.02)])
+    assert isinstance(b.say(opening(1))[0], Opened)
+    assert b.code(opening(2)) is Code.BUSY
+
+
+def test_a_prompt_that_goes_in_piece_by_piece_is_at_work():
+    b = Bench(max_under_way=1)
+    b.say(opening(1, step="step"))
+    for _ in range(4):
+        (work,) = b.service.batch(b.now)
+        b.now += 0.9 * BUSY_S
+        piece = Result(key=work.key, rows=np.empty((0, VOCAB), dtype=np.float32), fed=1)
+        b.service.finished([piece], started=b.now, now=b.now)
+        assert b.code(opening(2)) is Code.BUSY
+
+
 def test_no_more_at_work_than_there_are_caches():
     b = Bench(max_under_way=2)
     for n in (1, 2):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -178,6 +180,20 @@ def _shown(value: object) -> str:
     if isinstance(value, TargetFacts):
         return f"{value.name} ({value.dtype})"
     return str(value)
+
+
+@contextmanager
+def alone_in(path: Path) -> Iterator[None]:
+    """Nobody else records into the file at `path` meanwhile, which is made where there is none:
+    a second one would begin it anew under the first. Raises EngineError where one is at it."""
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise EngineError(
+                f"another outrider record is writing {path.name}: name another file, or wait"
+            ) from None
+        yield
 
 
 class RecordFile:

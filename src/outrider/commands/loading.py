@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from outrider.commands import console, models, remote, specs
+from outrider.commands.cloud import DEFAULT_SLOTS, MAX_SLOTS
 from outrider.commands.errors import CommandError
 from outrider.commands.netdemo import CLOUD_CORE, EDGE_CORE
 from outrider.commands.options import DEFAULT_TEMPERATURE
@@ -97,7 +98,7 @@ async def run(wish: LoadWish, plan: LoadPlan) -> dict[str, Any]:
     with console.waiting(f"loading the draft {wish.draft}"):
         drafters = _drafters(wish, vocabulary, plan.places)
     async with AsyncExitStack() as stack:
-        url, pinned = await stack.enter_async_context(_verifier(wish))
+        url, pinned = await stack.enter_async_context(_verifier(wish, plan.places))
         stop = _stopped_by_ctrl_c()
         runtimes = [
             await stack.enter_async_context(
@@ -303,7 +304,7 @@ def _runtime(config: EdgeConfig, vocabulary: Loaded, drafter: Any) -> EdgeRuntim
 
 
 @asynccontextmanager
-async def _verifier(wish: LoadWish) -> AsyncIterator[tuple[str, bool]]:
+async def _verifier(wish: LoadWish, places: int) -> AsyncIterator[tuple[str, bool]]:
     """Address of the verifier, and whether it and this process keep to a core each."""
     from outrider.runtime.process import CloudProcess, CloudProcessError, pin
 
@@ -314,6 +315,8 @@ async def _verifier(wish: LoadWish) -> AsyncIterator[tuple[str, bool]]:
     arguments = ["--model", wish.target, "--draft", wish.own_draft or "none"]
     arguments += ["--target-pace", str(wish.pace_ms)]
     arguments += ["--threads", str(wish.threads or 1)]
+    # A cache for every answer that can be under way; what the user says of it comes behind.
+    arguments += ["--slots", str(min(max(DEFAULT_SLOTS, wish.edges * places), MAX_SLOTS))]
     arguments += _more_options(wish)
     alone = (wish.threads or 1) == 1
     cloud = CloudProcess(arguments, core=CLOUD_CORE if alone else None)

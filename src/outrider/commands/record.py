@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import structs
 
 from outrider.commands import console, models, specs
 from outrider.commands.errors import CommandError
@@ -124,15 +125,25 @@ def record(
         drafter = load_drafter(draft, loaded, threads=threads)
     assert drafter is not None, "none was refused above"
     wanted = recording.header(loaded, draft, shape, seed=seed, window=window, spent=0.0)
-    out = recording.RecordFile(file, wanted)
     todo = [
         (seed + number, (task, models.encode(loaded.tokenizer, text, raw=False, system=None)))
         for number, (task, text) in enumerate(asked)
     ]
+    with recording.alone_in(file):
+        out, before = _record(file, loaded, drafter, todo, wanted)
+    _report(out, before, len(todo) - before, as_json=as_json)
+
+
+def _record(file: Path, loaded: Any, drafter: Any, todo: list[Any], wanted: Any) -> tuple[Any, int]:
+    """Record what the file lacks; the file, and how many of `todo` it held before."""
+    from outrider.bench import recording
+
+    out = recording.RecordFile(file, wanted)
+    shape, seed, window = wanted.sampling, wanted.seed, wanted.window
     if out.fresh:
         first = todo[0][1][1]
         spent = recording.token_seconds(drafter, first, shape.params(seed))
-        out.begin(recording.header(loaded, draft, shape, seed=seed, window=window, spent=spent))
+        out.begin(structs.replace(wanted, token_seconds=spent))
     left = [(s, question) for s, question in todo if (s, question[1]) not in out.done]
     before = len(todo) - len(left)
     with bars() as show:
@@ -142,7 +153,7 @@ def record(
         ):
             out.add(answer)
             show("record", made, len(todo))
-    _report(out, before, len(left), as_json=as_json)
+    return out, before
 
 
 def _report(out: Any, before: int, made: int, *, as_json: bool) -> None:

@@ -196,7 +196,13 @@ class SlotDesk:
         if best in self._parked and 2 * shared >= self.model.length(best):
             del self._parked[best]
             return best
-        slot = self._open(busy, keep=best)
+        try:
+            slot = self._open(busy, keep=best)
+        except EngineError:
+            # It may be all that could make room: then it is taken, and not copied.
+            if not self._taken(best, busy):
+                raise
+            return best
         self.model.copy_prefix(best, slot, shared)
         return slot
 
@@ -212,11 +218,26 @@ class SlotDesk:
             )
             if victim is None:
                 raise
-            self.evictions += 1
-            if victim in self._filling:
-                self._whole.add(victim)
-            self.model.close(self._forget(victim))
+            self.model.close(self._evicted(victim))
             return self.model.open()
+
+    def _evicted(self, key: int) -> int:
+        """The slot that a living session loses."""
+        self.evictions += 1
+        if key in self._filling:
+            self._whole.add(key)
+        return self._forget(key)
+
+    def _taken(self, slot: int, busy: set[int]) -> bool:
+        """Take a slot from whoever has it; False where that one is at work."""
+        if slot in self._parked:
+            del self._parked[slot]
+            return True
+        owner = next(key for key, held in self._slots.items() if held == slot)
+        if owner in busy:
+            return False
+        self._evicted(owner)
+        return True
 
     def _unpark(self, keep: int | None) -> bool:
         """Give a parked slot up, if there is one."""

@@ -147,8 +147,9 @@ class CloudProcess:
     def signal(self, number: int) -> None:
         """Send a signal; nothing happens where the process is gone."""
         if self._process is not None and self._process.returncode is None:
+            # Not by send_signal: that reaps a child that has just ended, under asyncio's nose.
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+                os.kill(self._process.pid, number)
 
     async def wait(self) -> int:
         """Its exit code, once it has ended and all it said is read."""
