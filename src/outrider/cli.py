@@ -18,6 +18,7 @@ try:
 
     from outrider.commands import errors, token
     from outrider.commands.calibrate import calibrate
+    from outrider.commands.chat import chat
     from outrider.commands.cloud import cloud
     from outrider.commands.demo import demo
     from outrider.commands.distill import distill
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 for command in (
     generate,
+    chat,
     demo,
     serve,
     cloud,

@@ -31,6 +31,7 @@ some versions and depends on it in others."""
 
 _BROUGHT_BY: Final = {
     "torch": "torch transformers tokenizers safetensors gguf accelerate jinja2",
+    "chat": "prompt_toolkit httpx",
     "gateway": "fastapi starlette pydantic uvicorn prometheus_client",
 }
 OPTIONAL: Final = {

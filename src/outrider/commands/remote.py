@@ -171,7 +171,7 @@ def must_resolve(url: str) -> None:
         raise OSError(f"--cloud: cannot find {parts.hostname}: {error.strerror}") from None
 
 
-async def _first(steps: AsyncIterator[Step], runtime: Any) -> Step | None:
+async def first(steps: AsyncIterator[Step], runtime: Any) -> Step | None:
     """The first step, or None if there is none. Raises CloudError when no verifier has greeted
     for PATIENCE_S."""
     waiting = asyncio.ensure_future(anext(steps, None))
@@ -210,7 +210,7 @@ async def _ask(
             began = time.monotonic()
             try:
                 steps = aiter(stream)
-                step = await _first(steps, runtime)
+                step = await first(steps, runtime)
                 while step is not None:
                     if not as_json:
                         sys.stdout.write(step.text)
