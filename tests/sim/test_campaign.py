@@ -35,6 +35,12 @@ def test_random_faults_break_nothing():
     assert {*LAWFUL, *LAWLESS, "cancel", "slow", "death", "drain"} == found.faults.keys()
 
 
+@pytest.mark.parametrize("seed", [2440, 2955, 5763])
+def test_a_session_that_is_lost_behind_another_goes_too(seed: int):
+    """Its grace ends later than the one for which the timer was set."""
+    assert play(draw(seed)).problems == ()
+
+
 @pytest.mark.slow
 def test_ten_thousand_schedules():
     found = played(range(10_000))

@@ -520,6 +520,7 @@ class Cloud:
             if service is self.service:
                 service.tick(self.world.now)
                 self._free()
+                self._arm()  # others were lost later
 
         self.world.heap.at(deadline + A_MOMENT, ring)
 
