@@ -44,6 +44,8 @@ def main() -> None:
     count = len(results)
     regrets = sorted(r.regret for r in results)
     print(f"same {sum(r.same for r in results)}, right {sum(r.right for r in results)} of {count}")
+    agreed = sum(r.fastest.schedule is r.best.schedule for r in results)
+    print(f"fastest by the plan and by the simulator: {agreed} of {count}")
     print(f"regret: mean {100 * statistics.mean(regrets):.2f} %, most {100 * regrets[-1]:.2f} %")
     for name, values in errors.items():
         most = max(map(abs, values))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from outrider import cli
+from outrider.diagnose import examine
 from outrider.runtime.process import CloudProcess
 
 HERE = ("plan", "--alpha", ".8", "--t-draft", "5", "--t-verify", "60")
@@ -208,6 +209,17 @@ def test_a_verifier_tells(capsys):
     assert found["facts"]["round_trip_ms"] >= 20.0
     assert len(found["facts"]["t_verify_ms"]) > 1
     assert 0.0 < found["facts"]["survival"][0] < 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_built_in_pair_is_timed_and_planned(capsys):
+    if examine().weights.file is None:
+        pytest.skip("the target's weights are not installed (outrider pull)")
+    words = ("--measure", "--rtt", "50ms", "--samples", "1", "--max-tokens", "32", "--threads", "1")
+    found = facts(capsys, "plan", *words)
+    assert 0.2 < found["facts"]["alpha"] < 0.99
+    assert found["facts"]["t_draft_ms"] < found["facts"]["t_plain_ms"]
 
 
 def test_help_teaches(capsys):

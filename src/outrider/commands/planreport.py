@@ -190,12 +190,12 @@ def _title(facts: Facts, known: Known) -> str:
 
 
 COLUMNS: Final = (
-    ("ms_per_token_shared", "ms/token", ".1f"),
-    ("speedup", "x", ".2f"),
+    ("ms_per_token_shared", "ms", ".1f"),
+    ("speedup", "x", ".3g"),
     ("forwards_per_token", "fwd", ".2f"),
     ("cloud_ms_per_token", "cloud", ".1f"),
-    ("bytes_up_per_token", "up", ".1f"),
-    ("bytes_down_per_token", "down", ".1f"),
+    ("bytes_up_per_token", "up", ".0f"),
+    ("bytes_down_per_token", "down", ".0f"),
     ("money_per_1000_tokens", "price", ".3g"),
     ("joules_per_token", "J", ".3g"),
     ("tokens_per_second_per_verifier", "tok/s", ".0f"),
@@ -207,7 +207,7 @@ COLUMNS: Final = (
 def _table(survey: Survey) -> Table:
     rows = rows_of(survey)
     shown = [c for c in COLUMNS if any(row[c[0]] is not None for row in rows)]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
     table.add_column("", no_wrap=True)
     for heading in ("K", *(heading for _, heading, _ in shown)):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -232,10 +232,10 @@ def _notes(survey: Survey) -> list[str]:
     short = f"Blocks of one guess are best up to a one-way delay of {_ms(critical)}."
     many = math.ceil(saturation(facts, sync))
     lines = [
-        "Per committed token. K: guesses a block, or the window. x: against cloud streaming. fwd, "
-        "cloud: forwards, and ms of the verifier's engine. up, down: bytes. tok/s: what one "
-        "verifier can commit for all. R max: the round trip, ms, up to which it is faster than "
-        "cloud streaming (freerun: by a hundredth).",
+        "Per committed token; ms: time. K: guesses a block, or the window. x: against cloud "
+        "streaming. fwd, cloud: forwards, and ms of the verifier's engine. up, down: bytes. tok/s: "
+        "what one verifier can commit for all. R max: the round trip, ms, up to which it is faster "
+        "than cloud streaming (freerun: by a hundredth).",
         short if critical > 0.0 else "Blocks of more than one guess are best at any delay.",
         f"multiplex: from {many} answers at a time at one edge on, sync keeps its engine or the "
         f"verifier busy: {1.0 / _bound(facts, sync):.1f} tokens/s; fewer take "
