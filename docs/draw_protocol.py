@@ -67,6 +67,7 @@ _CODES = {
     "too-large": "a frame, a count or a prompt above a limit",
     "state": "a message the tables do not allow here",
     "parameter": "a request parameter out of range; the message names it",
+    "grammar": "a grammar that cannot be used here, or under which an answer cannot go on",
     "context": "the prompt leaves no room in the target's context, or is empty",
     "duplicate-session": "the number is in use; the session that has it goes on",
     "unknown-session": "RESUME of a session that is not held: OPEN it anew",

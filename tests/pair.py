@@ -74,7 +74,13 @@ class Saying:
         self.open_sessions = 0
 
     def session(
-        self, prompt_length: int, params: SamplingParams, rule: Rule, *, sketch: int = 16
+        self,
+        prompt_length: int,
+        params: SamplingParams,
+        rule: Rule,
+        *,
+        sketch: int = 16,
+        constraint: object = None,
     ) -> Saying:
         assert rule is Rule.COUPLED
         self.open_sessions += 1

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Protocol
 
 from outrider.core.draft import NO_DRAFT, Draft
+from outrider.core.grammar import GrammarKind, Grammars
 from outrider.core.relaxation import Relaxation
 from outrider.core.residual import TopKReply
 from outrider.core.tokens import Origin, Rule, SamplingParams
@@ -70,6 +71,7 @@ def hello(role: Role, *, vocab_size: int, context_length: int = 4096, **changes:
         ),
         "rules": ("coupled", "ratio", "relaxed"),
         "deterministic": True,
+        "grammars": tuple(GrammarKind),
         "drafts": role is Role.CLOUD,
     }
     return Hello(**{**values, **changes})  # type: ignore[arg-type]
@@ -84,11 +86,15 @@ def alone(
     eos: frozenset[int] = frozenset(),
     context_length: int = 4096,
     rule: Rule = Rule.COUPLED,
+    grammars: Grammars | None = None,
 ) -> tuple[int, ...]:
     """The target decoding by itself: no engine, no draft, no wire. The oracle of I1."""
     generation = Generation(prompt, params, context_length=context_length, eos=eos, text=Words())
     ends = frozenset() if params.ignore_eos else eos
-    verifier = Verifier(params, rule, prompt=prompt, vocab_size=vocab_size, end_ids=ends)
+    constraint = grammars.constraint(params.grammar, "") if grammars and params.grammar else None
+    verifier = Verifier(
+        params, rule, prompt=prompt, vocab_size=vocab_size, end_ids=ends, constraint=constraint
+    )
     while generation.finish is None:
         committed = generation.sequence.committed
         rows = law(committed)[None, :]
@@ -220,7 +226,7 @@ class Edge:
     def __init__(self, world: World, number: int, draft: LanguageModel, **client: object) -> None:
         self.world = world
         self.number = number
-        self.drafter = ModelDrafter("draft", model=draft)
+        self.drafter = ModelDrafter("draft", model=draft, lookup=world.lookup)
         greeting = client.pop("hello", None) or world.edge_hello
         ids = itertools.count(1)
         self.client = EdgeClient(
@@ -278,7 +284,11 @@ class Edge:
         self.answers[number] = Answer(tuple(prompt), params, schedule, rule, world.now)
         self.answers[number].counters = generation.counters
         sketch = relaxation.sketch if relaxation else 1
-        self._drafts[number] = self.drafter.session(len(prompt), params, rule, sketch=sketch)
+        known = world.grammars if params.grammar and world.edge_grammars else None
+        constraint = known.constraint(params.grammar, "") if known and params.grammar else None
+        self._drafts[number] = self.drafter.session(
+            len(prompt), params, rule, sketch=sketch, constraint=constraint
+        )
         self.machines[number] = self.client.session(number)
         self.act()
         return number
@@ -439,8 +449,12 @@ class World:
         heartbeat: float = 5.0,
         service: dict[str, object] | None = None,
         client: dict[str, object] | None = None,
+        grammars: Grammars | None = None,
+        edge_grammars: bool = True,
+        lookup: bool = False,
     ) -> None:
         self.now = 0.0
+        self.grammars, self.edge_grammars, self.lookup = grammars, edge_grammars, lookup
         self.random = random.Random(seed)
         self.vocab_size, self.context_length, self.eos = vocab_size, context_length, eos
         self.target_law = target
@@ -485,7 +499,11 @@ class World:
             "deterministic": True,
             **self._service_options,
         }
-        self.service = CloudService(ServiceConfig(**config), Words)  # type: ignore[arg-type]
+        self.service = CloudService(
+            ServiceConfig(**config),  # type: ignore[arg-type]
+            Words,
+            grammars=self.grammars,
+        )
         self.peers: dict[int, Connection] = {}
         self._life = object()
         self._engine_busy = False
@@ -735,6 +753,7 @@ def _desk_job(item: Work) -> DeskJob:
         prompt_length=item.prompt_length,
         params=item.params,
         rule=item.rule,
+        constraint=item.constraint,
     )
 
 

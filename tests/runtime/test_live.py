@@ -365,7 +365,13 @@ class Broken(ModelDrafter):
         self.left = at
 
     def session(
-        self, prompt_length: int, params: SamplingParams, rule: Rule, *, sketch: int = 16
+        self,
+        prompt_length: int,
+        params: SamplingParams,
+        rule: Rule,
+        *,
+        sketch: int = 16,
+        constraint: object = None,
     ) -> DraftSession:
         if not self.left:
             raise self.error

@@ -20,7 +20,7 @@ from typing import Final
 import typer
 
 from outrider.core.link import LinkError
-from outrider.core.tokens import ParameterError
+from outrider.core.tokens import GrammarError, ParameterError
 from outrider.engines.base import EngineError
 from outrider.proto.messages import Code
 from outrider.runtime.edge import CloudError
@@ -40,7 +40,14 @@ OPTIONAL: Final = {
 """Top-level modules to the extra that brings them (pyproject.toml)."""
 
 OWN_FAULT: Final = frozenset(
-    {Code.UNAUTHORIZED, Code.VOCABULARY, Code.PARAMETER, Code.CONTEXT, Code.TOO_LARGE}
+    {
+        Code.UNAUTHORIZED,
+        Code.VOCABULARY,
+        Code.PARAMETER,
+        Code.GRAMMAR,
+        Code.CONTEXT,
+        Code.TOO_LARGE,
+    }
 )
 """Refusals of the cloud that another try cannot cure."""
 BAD_INPUT: Final = 2
@@ -56,6 +63,8 @@ class CommandError(Exception):
 def describe(error: Exception) -> tuple[str, int] | None:
     """The line to show and the exit code; None when the error is a bug."""
     match error:
+        case GrammarError():  # it came in more than one option
+            return _one_line(str(error)), BAD_INPUT
         case ParameterError():
             return str(error).replace(error.field, _option(error.field), 1), BAD_INPUT
         case CommandError() | EngineError():

@@ -49,6 +49,7 @@ from outrider.commands.options import (
     Verify,
     Window,
 )
+from outrider.core.grammar import Grammar, GrammarKind
 from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation
 from outrider.core.relaxed import Policy, RelaxedRule
 from outrider.core.residual import DEFAULT_TOP_K, TopKReply
@@ -143,6 +144,26 @@ def generate(
             rich_help_panel=LENGTH,
         ),
     ] = None,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Answer with JSON of this schema and nothing else (needs outrider[grammar]).",
+            show_default=False,
+            rich_help_panel=LENGTH,
+        ),
+    ] = None,
+    regex: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Answer with a text that this expression matches as a whole (likewise).",
+            show_default=False,
+            rich_help_panel=LENGTH,
+        ),
+    ] = None,
     ignore_eos: Annotated[
         bool,
         typer.Option(
@@ -219,6 +240,7 @@ def generate(
     outrider generate "Count to ten" --temperature 0 --draft-length 8
     outrider generate "Tell me a story" --seed 7 --json
     outrider generate "Once upon a time" --raw --target ./my-model
+    outrider generate "A yes or no question: is ice cold?" --regex "yes|no"
     outrider generate "Why is the sky blue?" --cloud ws://127.0.0.1:8765 --link rtt=50ms
     ```
     """
@@ -240,6 +262,7 @@ def generate(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
+        grammar=_grammar(json_schema, regex),
         seed=secrets.randbelow(2**32) if seed is None else seed,
     )
     rule = Rule(verify.value)
@@ -340,6 +363,20 @@ def generate(
     show(stream)
     note = " · edge-only: the draft's own text, not the target's" if alone else ""
     console.messages().print(models.summary(stream.result) + note, style="dim", markup=False)
+
+
+def _grammar(schema: Path | None, regex: str | None) -> Grammar | None:
+    """What the answer has to be; None: anything."""
+    if schema is not None and regex is not None:
+        raise CommandError("--json-schema and --regex are two grammars: give one of them")
+    if regex is not None:
+        return Grammar(kind=GrammarKind.REGEX, text=regex)
+    if schema is None:
+        return None
+    try:
+        return Grammar(kind=GrammarKind.JSON_SCHEMA, text=schema.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError) as error:
+        raise CommandError(f"--json-schema: {schema} cannot be read: {error}") from None
 
 
 def given_options(context: typer.Context, *names: str) -> set[str]:

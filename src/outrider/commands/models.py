@@ -16,6 +16,7 @@ from outrider.core.tokens import Rule, SamplingParams
 from outrider.diagnose import shipped_drafts
 from outrider.engines import builtin
 from outrider.engines.base import EngineError, LanguageModel
+from outrider.engines.grammar import GrammarReader
 from outrider.runtime.local import (
     GenerationRequest,
     GenerationResult,
@@ -105,7 +106,9 @@ def load(
             drafter = load_drafter(
                 draft, loaded, device=device, threads=threads, max_slots=ONE_REQUEST
             )
-    generator = LocalGenerator(loaded.model, loaded.tokenizer, drafter)
+    generator = LocalGenerator(
+        loaded.model, loaded.tokenizer, drafter, grammars=GrammarReader(loaded.tokenizer)
+    )
     return Pair(tokenizer=loaded.tokenizer, generator=generator)
 
 
@@ -122,8 +125,10 @@ def load_edge_only(*, target: str, draft: str | None, device: str, threads: int 
     model: LanguageModel | None = getattr(drafter, "model", None)
     if model is None:
         raise CommandError(f"edge-only needs a draft model, and {name!r} has none: give --draft")
+    grammars = GrammarReader(vocabulary.tokenizer)
     return Pair(
-        tokenizer=vocabulary.tokenizer, generator=LocalGenerator(model, vocabulary.tokenizer)
+        tokenizer=vocabulary.tokenizer,
+        generator=LocalGenerator(model, vocabulary.tokenizer, grammars=grammars),
     )
 
 

@@ -4,7 +4,7 @@ One pipeline, used by draft and target alike (field case 04: a filter on one sid
 text drift without an error). The order is fixed and documented, because a different order is
 a different distribution:
 
-    penalties -> logit bias -> minimum length -> temperature -> top-k -> top-p -> min-p
+    grammar -> penalties -> logit bias -> minimum length -> temperature -> top-k -> top-p -> min-p
 
 Repetition penalty looks at prompt and output (Keskar et al. 2019); presence and frequency
 penalties look at the output alone (the OpenAI meaning). Ties are broken towards the lower id,
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core import rng
+from outrider.core.grammar import Allowed, Constraint
 from outrider.core.tokens import SamplingParams, TokenLogprob
 
 FloatRow = npt.NDArray[np.float32]
@@ -43,6 +44,10 @@ _FEW: Final = 64
 
 class RowError(ValueError):
     """A row of logits that nothing can be drawn from: NaN, +inf, or -inf everywhere."""
+
+
+class DeadEndError(RowError):
+    """Under the request's grammar nothing can follow."""
 
 
 class History:
@@ -73,6 +78,10 @@ class History:
     @property
     def output(self) -> tuple[int, ...]:
         return tuple(self._output)
+
+    def has_any(self, tokens: frozenset[int]) -> bool:
+        """Does one of them occur in the output?"""
+        return any(token in self._index for token in tokens)
 
     @property
     def distinct(self) -> IdArray:
@@ -284,12 +293,15 @@ class SamplingPipeline:
         support: IdArray | None = None,
         end_ids: frozenset[int] = frozenset(),
         watch_ties: bool = False,
+        constraint: Constraint | None = None,
     ) -> None:
         """`support`: ids of the row's columns, strictly ascending; None when column = id.
 
         `end_ids`: ids that may not occur before `min_tokens` (the model's end ids).
         `watch_ties`: fill in `Distribution.gap`, at the price of one more pass at T=0.
+        `constraint`: of the request's grammar; an end id may occur where the text may end.
         """
+        self._constraint = constraint
         self.params = params
         self._watch_ties = watch_ties
         self.ids: IdArray = (
@@ -305,8 +317,8 @@ class SamplingPipeline:
         values = np.array(list(params.logit_bias.values()), dtype=np.float32)
         self._bias_columns, known = self._columns(tokens)
         self._bias_values = values[known]
-        ends = np.array(sorted(end_ids | params.stop_token_ids), dtype=np.int64)
-        self._end_columns, _ = self._columns(ends)
+        self._ends = end_ids | params.stop_token_ids
+        self._end_columns, _ = self._columns(np.array(sorted(self._ends), dtype=np.int64))
 
     def _columns(self, tokens: IdArray) -> tuple[IdArray, npt.NDArray[np.bool_]]:
         """Columns of the given ids, and which ids have one: those outside the row are left out."""
@@ -316,9 +328,12 @@ class SamplingPipeline:
         return columns[known], known
 
     def distribution(self, row: FloatRow, history: History) -> Distribution:
-        """The distribution behind one row of raw logits, float32 [columns]."""
+        """The distribution behind one row of raw logits, float32 [columns]. Raises RowError."""
         p = self.params
         logits = self._adjusted(row, history)
+        # Behind an end comes nothing that anybody reads: a block may go on there all the same.
+        if self._constraint is not None and not history.has_any(self._ends):
+            return self._constrained(logits, self._constraint.allowed(history.output))
         if p.temperature <= GREEDY_BELOW:
             return self._greedy(logits)
         weights = logits if p.temperature == 1.0 else logits / np.float32(p.temperature)
@@ -328,13 +343,36 @@ class SamplingPipeline:
         keep = self._kept(weights)
         return Distribution(self.ids[keep], weights[keep], self._offsets[keep])
 
-    def _greedy(self, logits: FloatRow) -> Distribution:
+    def _constrained(self, logits: FloatRow, allowed: Allowed) -> Distribution:
+        """The same over what the grammar allows alone."""
+        inside = allowed.ids[self.ids]
+        if allowed.end:
+            inside[self._end_columns] = True
+        inside &= logits != -np.inf  # what is impossible anyhow is no way out
+        columns = np.flatnonzero(inside)
+        if not len(columns):
+            raise DeadEndError("the grammar allows nothing that the model can say here")
+        p, weights = self.params, logits[columns]
+        if p.temperature <= GREEDY_BELOW:
+            return self._greedy(weights, columns)
+        if p.temperature != 1.0:
+            weights = weights / np.float32(p.temperature)
+        _check_top(weights.max())
+        keep = self._kept(weights)
+        columns = columns[keep]
+        return Distribution(self.ids[columns], weights[keep], self._offsets[columns])
+
+    def _greedy(
+        self, logits: FloatRow, columns: npt.NDArray[np.intp] | None = None
+    ) -> Distribution:
+        """`columns`: which ones the logits are of; None: all."""
         best = np.array([int(logits.argmax())])
         gap = math.inf
         if self._watch_ties and len(logits) > 1:
             second, first = np.partition(logits, len(logits) - 2)[-2:]
             gap = float(first) - float(second)
-        return Distribution(self.ids[best], logits[best], self._offsets[best], gap=gap)
+        at = best if columns is None else columns[best]
+        return Distribution(self.ids[at], logits[best], self._offsets[at], gap=gap)
 
     def _adjusted(self, row: FloatRow, history: History) -> FloatRow:
         p = self.params

@@ -12,6 +12,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from outrider.core.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+
 MAX_SEED: Final = 2**63 - 1
 """Largest seed accepted: fits a signed 64-bit integer everywhere (JSON parsers, torch)."""
 MAX_TOKENS_LIMIT: Final = 1_000_000
@@ -40,6 +42,13 @@ class ParameterError(ValueError):
     def __init__(self, field_name: str, message: str) -> None:
         super().__init__(f"{field_name}: {message}")
         self.field = field_name
+
+
+class GrammarError(ParameterError):
+    """A grammar that cannot be used here; the message says why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("grammar", message)
 
 
 class FinishReason(StrEnum):
@@ -132,6 +141,8 @@ class SamplingParams:
     """Go on past the model's end ids (not past stop_token_ids)."""
     logprobs: int | None = None
     """Report the log-probability of each token and this many alternatives; None = none."""
+    grammar: Grammar | None = None
+    """What the whole text has to be; None: anything."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -153,6 +164,7 @@ class SamplingParams:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         self._check_bias()
         self._check_stops()
+        self._check_grammar()
 
     def _check_bias(self) -> None:
         if not isinstance(self.logit_bias, Mapping):
@@ -180,6 +192,18 @@ class SamplingParams:
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
         object.__setattr__(self, "stop_token_ids", frozenset(self.stop_token_ids))
+
+    def _check_grammar(self) -> None:
+        grammar = self.grammar
+        if grammar is None:
+            return
+        if not isinstance(grammar, Grammar) or grammar.kind not in tuple(GrammarKind):
+            raise GrammarError(f"must be one of the kinds {', '.join(GrammarKind)}")
+        size = len(grammar.text.encode("utf-8", "replace"))
+        if size > MAX_GRAMMAR_BYTES:
+            raise GrammarError(f"has {size} bytes; at most {MAX_GRAMMAR_BYTES}")
+        if self.ignore_eos:
+            raise ParameterError("ignore_eos", "a grammar says where the text ends: leave it out")
 
     @property
     def filters(self) -> bool:

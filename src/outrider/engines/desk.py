@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 
 from outrider.core.draft import NO_DRAFT, Draft
+from outrider.core.grammar import Constraint
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.engines.base import (
     Block,
@@ -62,6 +63,8 @@ class DeskJob:
     prompt_length: int = 0
     params: SamplingParams = field(default_factory=SamplingParams)
     rule: Rule = Rule.COUPLED
+    constraint: Constraint | None = None
+    """Of the request's grammar, for the drafts made here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +170,9 @@ class SlotDesk:
         try:
             session = self._drafts.get(job.key)
             if session is None:
-                session = self._drafter.session(job.prompt_length, job.params, job.rule)
+                session = self._drafter.session(
+                    job.prompt_length, job.params, job.rule, constraint=job.constraint
+                )
                 self._drafts[job.key] = session
             return session.propose(job.committed, job.own_draft)
         except UnrecordedError:

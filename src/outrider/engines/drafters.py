@@ -28,10 +28,12 @@ import numpy as np
 
 from outrider.core import rng
 from outrider.core.draft import NO_DRAFT, Draft, DraftSignal, StopRule
+from outrider.core.grammar import Constraint
 from outrider.core.relaxation import DEFAULT_SKETCH
 from outrider.core.rng import Purpose
 from outrider.core.sampling import (
     GREEDY_BELOW,
+    DeadEndError,
     Distribution,
     History,
     RowError,
@@ -108,8 +110,10 @@ class Drafter(Protocol):
         rule: Rule,
         *,
         sketch: int = DEFAULT_SKETCH,
+        constraint: Constraint | None = None,
     ) -> DraftSession:
-        """`sketch`: ids that a sketch lists, under the relaxed rule."""
+        """`sketch`: ids that a sketch lists, under the relaxed rule. `constraint`: of the request's
+        grammar, for this session alone; without it drafts know of no grammar, and fall by it."""
         ...
 
 
@@ -141,15 +145,23 @@ class ModelDrafter:
         rule: Rule,
         *,
         sketch: int = DEFAULT_SKETCH,
+        constraint: Constraint | None = None,
     ) -> DraftSession:
         listed = sketch if rule is Rule.RELAXED else 0
         voice = None
         if self.model is not None:
-            voice = _ModelVoice(self.model, prompt_length, params, rule, sketch=listed)
+            voice = _ModelVoice(
+                self.model, prompt_length, params, rule, sketch=listed, constraint=constraint
+            )
         index = NgramIndex() if self._lookup else None
         ends = params.stop_token_ids if self.model is None else _end_ids(self.model, params)
         return _Session(
-            voice, index, needs_q=rule is Rule.RATIO, needs_sketch=bool(listed), end_ids=ends
+            voice,
+            index,
+            needs_q=rule is Rule.RATIO,
+            needs_sketch=bool(listed),
+            end_ids=ends,
+            filter_=_Filter(constraint, prompt_length, ends) if constraint is not None else None,
         )
 
 
@@ -169,8 +181,10 @@ class _ModelVoice:
         rule: Rule,
         *,
         sketch: int = 0,
+        constraint: Constraint | None = None,
     ) -> None:
         self.model = model
+        self._constraint = constraint
         self._sketch = sketch
         self._prompt_length = prompt_length
         self._seed = params.seed
@@ -181,6 +195,7 @@ class _ModelVoice:
             vocab_size=model.info.vocab_size,
             support=model.support,
             end_ids=_end_ids(model, params),
+            constraint=constraint,
         )
         self._params = params
         self._warm: SamplingPipeline | None = None
@@ -205,14 +220,17 @@ class _ModelVoice:
         at = self.model.length(self._slot)
         return Block(slot=self._slot, start=at, tokens=tuple(context[at:]), rows=1)
 
-    def guess(self, context: Sequence[int], row: FloatRow) -> _Guess:
-        """q behind `context` by the row that came of `block`, and the token drawn from it."""
+    def guess(self, context: Sequence[int], row: FloatRow) -> _Guess | None:
+        """q behind `context` by the row that came of `block`, and the token drawn from it; None:
+        there is none that the grammar allows (an output vocabulary may lack it)."""
         assert self._history is not None, "start comes first"
         self._row = row
         for token in context[self._prompt_length + len(self._history) :]:
             self._history.push(token)
         try:
             q = self._pipeline.distribution(row, self._history)
+        except DeadEndError:
+            return None
         except RowError as error:
             raise EngineError(f"draft model {self.model.info.name}: {error}") from None
         sketch = None
@@ -250,6 +268,7 @@ class _ModelVoice:
                 vocab_size=self.model.info.vocab_size,
                 support=self.model.support,
                 end_ids=_end_ids(self.model, self._params),
+                constraint=self._constraint,
             )
         return self._warm.distribution(self._row, self._history)
 
@@ -257,6 +276,22 @@ class _ModelVoice:
         if self._slot is not None:
             self.model.close(self._slot)
             self._slot = None
+
+
+class _Filter:
+    """Which copied ids the grammar would let stand."""
+
+    def __init__(self, constraint: Constraint, prompt_length: int, end_ids: frozenset[int]) -> None:
+        self._constraint = constraint
+        self._prompt_length = prompt_length
+        self._ends = end_ids
+
+    def __call__(self, context: Sequence[int], token: int) -> bool:
+        try:
+            ids, end = self._constraint.allowed(context[self._prompt_length :])
+        except DeadEndError:
+            return False
+        return bool(ids[token]) or (end and token in self._ends)
 
 
 class _Session:
@@ -268,7 +303,9 @@ class _Session:
         needs_q: bool,
         needs_sketch: bool,
         end_ids: frozenset[int],
+        filter_: _Filter | None = None,
     ) -> None:
+        self._filter = filter_
         self._needs_sketch = needs_sketch
         self._voice = voice
         self._index = index
@@ -294,7 +331,7 @@ class _Session:
         rows: list[Distribution] = []
         sketches: list[Sketch] = []
         while len(rows) < count:
-            copied = self._copied(context[len(committed) :])
+            copied = self._copied(context, len(committed))
             guess = copied or (yield from self._spoken(context))
             if guess is None:
                 break
@@ -323,9 +360,12 @@ class _Session:
         if self._voice is not None:
             self._voice.start(committed)
 
-    def _copied(self, tail: Sequence[int]) -> _Guess | None:
-        token = None if self._index is None else self._index.guess(tail)
-        return None if token is None else _Guess(_certain(token), token, None)
+    def _copied(self, context: Sequence[int], committed: int) -> _Guess | None:
+        """What comes behind the context, of which `committed` ids are no drafts, by lookup."""
+        token = None if self._index is None else self._index.guess(context[committed:])
+        if token is None or (self._filter is not None and not self._filter(context, token)):
+            return None
+        return _Guess(_certain(token), token, None)
 
     def _spoken(self, context: list[int]) -> Generator[Block, FloatRow, _Guess | None]:
         if self._voice is None or len(context) > self._voice.window:

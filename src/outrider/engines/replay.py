@@ -25,6 +25,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from outrider.core.draft import NO_DRAFT, Draft, StopRule
+from outrider.core.grammar import Constraint
 from outrider.core.relaxation import DEFAULT_SKETCH
 from outrider.core.tokens import ParameterError, Rule, SamplingParams
 from outrider.engines.base import EngineError, UnrecordedError
@@ -229,6 +230,7 @@ class ReplayDrafter:
         rule: Rule,
         *,
         sketch: int = DEFAULT_SKETCH,  # noqa: ARG002 - of the relaxed rule, refused below
+        constraint: Constraint | None = None,  # noqa: ARG002 - what was guessed was guessed
     ) -> _ReplaySession:
         self.recorded.require(params, rule)
         return _ReplaySession(self, prompt_length, params.seed)

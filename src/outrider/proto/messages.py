@@ -75,8 +75,18 @@ class Hello(Frozen, tag="hello", frozen=True, kw_only=True):
     row_ms: tuple[tuple[Count, float], ...] = ()
     """Cloud: (rows, milliseconds of a forward over so many rows), as measured before it served:
     an edge that is to choose a draft length need not learn it from its first answers."""
+    grammars: tuple[str, ...] = ()
+    """Kinds of grammars that it can hold an answer to; none: it cannot. An edge that cannot drafts
+    without, and its drafts fall where they break the grammar."""
     drafts: bool = False
     """Cloud: it has a draft of its own, so OPEN may ask for `cloud_draft`."""
+
+
+class GrammarText(Frozen, frozen=True, kw_only=True):
+    """core.grammar.Grammar on the wire."""
+
+    kind: str
+    text: str = ""
 
 
 class Sampling(Frozen, frozen=True, kw_only=True):
@@ -97,6 +107,7 @@ class Sampling(Frozen, frozen=True, kw_only=True):
     ignore_eos: bool
     logprobs: int | None
     seed: int
+    grammar: GrammarText | None = None
 
 
 class Relax(Frozen, frozen=True, kw_only=True):
@@ -230,6 +241,8 @@ class Code(enum.StrEnum):
     STATE = "state"
     """A message the state table does not allow here."""
     PARAMETER = "parameter"
+    GRAMMAR = "grammar"
+    """A grammar that cannot be used here, or under which an answer cannot go on."""
     CONTEXT = "context"
     DUPLICATE = "duplicate-session"
     UNKNOWN = "unknown-session"

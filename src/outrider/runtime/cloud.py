@@ -19,6 +19,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,19 +30,23 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
+from outrider.core.grammar import GrammarKind
+from outrider.core.tokens import GrammarError
 from outrider.engines.base import EngineError
 from outrider.engines.desk import DeskJob, DeskResult, SlotDesk
+from outrider.engines.grammar import GrammarReader, available
 from outrider.engines.tokenizer import Tokenizer
 from outrider.proto.codec import MAX_FRAME_BYTES
 from outrider.proto.connection import HEARTBEAT, Connection, Role, SilentPeerError
 from outrider.proto.errors import LocalError, RemoteError
-from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits
+from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits, Open
 from outrider.runtime.access import ConfigurationError, Logins, login_of, require_safe
 from outrider.runtime.discreet import discreet
 from outrider.runtime.listening import MAX_CONNECTIONS, OPEN_TIMEOUT_S, Guest, tls_context
 from outrider.runtime.worker import EngineThread, Timed
 from outrider.session.quotas import NO_LIMITS, TenantLimits
 from outrider.session.service import CloudService, Done, Outgoing, ServiceConfig, Work
+from outrider.session.wire import from_wire
 
 log = logging.getLogger("outrider.cloud")
 
@@ -75,6 +80,8 @@ MAX_UNSENT_BYTES: Final = 256 * 1024
 """Bytes queued for a reader before its sessions pause (field case 31)."""
 DROP_UNSENT_BYTES: Final = 4 * MAX_UNSENT_BYTES
 """Bytes queued for a reader before its connection is closed."""
+READERS: Final = 2
+"""Threads that read grammars: one that takes long does not hold up the next."""
 DRAIN_CHECK_S: Final = 0.02
 FINISH_S: Final = 1.0
 """How long the last frames may take to leave, and then a peer to say goodbye."""
@@ -144,6 +151,8 @@ class CloudServer:
         info = desk.model.info
         self.config = config or CloudConfig()
         self.desk = desk
+        self._grammars = GrammarReader(tokenizer) if available() else None
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="outrider-grammars")
         self.service = CloudService(
             service
             or ServiceConfig(
@@ -153,6 +162,7 @@ class CloudServer:
                 deterministic=info.deterministic,
             ),
             tokenizer.text_stream,
+            grammars=self._grammars,
         )
         self.logins = Logins(tokens=self.config.tokens, limits=self.config.limits)
         """In force."""
@@ -262,6 +272,7 @@ class CloudServer:
         self.service.stop()
         await self._engine.chore(self.desk.close)
         await asyncio.to_thread(self._engine.close)
+        self._readers.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> CloudServer:
         await self.start()
@@ -340,6 +351,9 @@ class CloudServer:
             now = time.monotonic()
             try:
                 message = peer.connection.receive(frame, now)
+                if isinstance(message, Open) and message.sampling.grammar is not None:
+                    await self._read_grammar(peer.tenant, message)
+                    now = time.monotonic()
                 replies = [] if message is None else self._handle(peer, message, now)
             except RemoteError as error:
                 if error.session is None:
@@ -348,6 +362,15 @@ class CloudServer:
             self._dispatch(replies)
             peer.flush()
             self._kick_soon()
+
+    async def _read_grammar(self, tenant: str, message: Open) -> None:
+        """Have it ready before its session opens: nobody but this peer waits for that."""
+        grammar = from_wire(message.sampling, message.session).grammar
+        if self._grammars is None or grammar is None:
+            return
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(GrammarError):  # kept as well, and told by the service
+            await loop.run_in_executor(self._readers, self._grammars.constraint, grammar, tenant)
 
     def _handle(self, peer: _PeerSocket, message: object, now: float) -> list[Outgoing]:
         if isinstance(message, Hello):
@@ -388,6 +411,7 @@ class CloudServer:
             model=info.name,
             pace_ms=self.config.pace * 1e3,
             row_ms=tuple((rows, 1e3 * seconds) for rows, seconds in self.service.costs.curve()),
+            grammars=() if self._grammars is None else tuple(GrammarKind),
             drafts=self.desk.drafts,
         )
 
@@ -571,4 +595,5 @@ def _desk_job(item: Work) -> DeskJob:
         prompt_length=item.prompt_length,
         params=item.params,
         rule=item.rule,
+        constraint=item.constraint,
     )

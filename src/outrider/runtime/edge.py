@@ -34,12 +34,14 @@ from outrider.control.calibration import Calibration, ModelFacts
 from outrider.control.estimators import Estimators
 from outrider.control.registry import make as make_controller
 from outrider.core.draft import NO_DRAFT, Draft
+from outrider.core.grammar import Constraint, GrammarKind
 from outrider.core.link import Link
 from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation, require_relaxation
 from outrider.core.residual import TopKReply, require_ratio
 from outrider.core.tokens import Origin, ParameterError, Rule, SamplingParams
 from outrider.engines.base import EngineError, ModelInfo, UnrecordedError
 from outrider.engines.drafters import Drafter, DraftSession
+from outrider.engines.grammar import GrammarReader, available
 from outrider.engines.lockstep import Ask, propose_together
 from outrider.engines.tokenizer import Tokenizer
 from outrider.proto.codec import MAX_FRAME_BYTES
@@ -336,6 +338,7 @@ class EdgeRuntime:
         self.config = config
         self.tokenizer = tokenizer
         self.drafter = drafter
+        self._grammars = GrammarReader(tokenizer) if available() else None
         self.peer: Hello | None = None
         self.last_break = ""
         """Why the link last went down; empty if it never did."""
@@ -413,6 +416,7 @@ class EdgeRuntime:
                 prompt_tokens=1_000_000,
             ),
             rules=tuple(sorted(r.value for r in Rule)),
+            grammars=tuple(GrammarKind) if available() else (),
         )
 
     # ---------------------------------------------------------------- requests
@@ -439,7 +443,8 @@ class EdgeRuntime:
         ParameterError, CloudError, and UnrecordedError for a replayed draft."""
         schedule = request.plan()
         pilot = self._pilot(request) if schedule.window.window else None
-        drafts = await self._open_draft(request) if schedule.window.window else None
+        constraint = await self._constraint(request)
+        drafts = await self._open_draft(request, constraint) if schedule.window.window else None
         try:
             return self._start(request, schedule, drafts, pilot)
         except BaseException:
@@ -541,7 +546,20 @@ class EdgeRuntime:
         except CalibrationError as error:
             raise ParameterError("calibration", str(error)) from None
 
-    async def _open_draft(self, request: EdgeRequest) -> DraftSession | None:
+    async def _constraint(self, request: EdgeRequest) -> Constraint | None:
+        """Of the request's grammar, for its drafts. None where grammars cannot be read: drafts then
+        break it, and fall in the cloud, which costs speed. Raises GrammarError."""
+        grammar = request.params.grammar
+        if grammar is None:
+            return None
+        if self._grammars is None:
+            log.warning("drafts know of no grammar: install outrider[grammar] here, too")
+            return None
+        return await asyncio.to_thread(self._grammars.constraint, grammar)
+
+    async def _open_draft(
+        self, request: EdgeRequest, constraint: Constraint | None
+    ) -> DraftSession | None:
         """A draft session, or None where there is no draft engine or it has no room."""
         drafter = self.drafter
         if drafter is None or self._closed:
@@ -550,7 +568,11 @@ class EdgeRuntime:
         def make() -> DraftSession:
             sketch = request.relaxation.sketch if request.relaxation else DEFAULT_SKETCH
             session = drafter.session(
-                len(request.prompt_ids), request.params, request.rule, sketch=sketch
+                len(request.prompt_ids),
+                request.params,
+                request.rule,
+                sketch=sketch,
+                constraint=constraint,
             )
             self._open_drafts.add(session)
             made.append(session)

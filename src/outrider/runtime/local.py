@@ -14,10 +14,18 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from outrider.core.draft import NO_DRAFT, Draft
+from outrider.core.grammar import Grammars
 from outrider.core.ledger import Ledger, TvLedger
 from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation, require_relaxation
 from outrider.core.sampling import RowError
-from outrider.core.tokens import FinishReason, ParameterError, Rule, SamplingParams, TokenLogprob
+from outrider.core.tokens import (
+    FinishReason,
+    GrammarError,
+    ParameterError,
+    Rule,
+    SamplingParams,
+    TokenLogprob,
+)
 from outrider.engines.base import Block, EngineError, LanguageModel, keep_prefix
 from outrider.engines.drafters import Drafter, DraftSession
 from outrider.session.generation import Counters, Generation, Step, TextStream
@@ -257,8 +265,11 @@ class LocalGenerator:
         drafter: Drafter | None = None,
         *,
         clock: Clock = time.monotonic,
+        grammars: Grammars | None = None,
     ) -> None:
+        """`grammars`: reads the grammars of requests; None: there must be none."""
         self.target = target
+        self.grammars = grammars
         self.tokenizer = tokenizer
         self.drafter = drafter
         self.clock = clock
@@ -351,6 +362,11 @@ class _Life:
         self, owner: LocalGenerator, slot: int, request: GenerationRequest, generation: Generation
     ) -> None:
         info = owner.target.info
+        constraint = None
+        if request.params.grammar is not None:
+            if owner.grammars is None:
+                raise GrammarError("there are no grammars here")
+            constraint = owner.grammars.constraint(request.params.grammar, "")
         self._owner = owner
         self._slot = slot
         self._request = request
@@ -365,6 +381,7 @@ class _Life:
             watch_ties=not info.deterministic,
             policy=request.relaxation and request.relaxation.policy,
             ledger=request.relaxation and request.relaxation.ledger,
+            constraint=constraint,
         )
         self._passes_before = owner.target.passes
         self._ended = False
@@ -378,7 +395,11 @@ class _Life:
         if owner.drafter is not None and request.draft_length > 0:
             sketch = request.relaxation.sketch if request.relaxation else DEFAULT_SKETCH
             self._drafts = owner.drafter.session(
-                len(request.prompt_ids), request.params, request.rule, sketch=sketch
+                len(request.prompt_ids),
+                request.params,
+                request.rule,
+                sketch=sketch,
+                constraint=constraint and constraint.fork(),
             )
 
     @property

@@ -567,6 +567,14 @@ class EdgeClient:
                 "--draft, or choose another schedule",
             )
             return
+        grammar = session.generation.params.grammar
+        if grammar is not None and peer is not None and grammar.kind not in peer.grammars:
+            self._fail(
+                number,
+                Code.GRAMMAR,
+                "this verifier cannot hold an answer to a grammar: install outrider[grammar] there",
+            )
+            return
         if connection.peer is not None:
             try:
                 session.generation.fit(connection.peer.context_length)

@@ -34,9 +34,11 @@ import numpy.typing as npt
 
 from outrider.control.costs import RowCosts, SharedCosts, share_rows
 from outrider.core.draft import Draft as CoreDraft
+from outrider.core.grammar import Constraint, Grammars
 from outrider.core.ledger import Ledger
 from outrider.core.relaxed import Policy
-from outrider.core.tokens import ParameterError, Rule, SamplingParams
+from outrider.core.sampling import DeadEndError, RowError
+from outrider.core.tokens import GrammarError, ParameterError, Rule, SamplingParams
 from outrider.proto.errors import RemoteError
 from outrider.proto.messages import (
     Cancel,
@@ -125,6 +127,8 @@ class Work:
     room: int
     """Most ids of its prompt that this forward takes in."""
     tenant: str
+    constraint: Constraint | None
+    """Of the request's grammar, for the drafts made here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +154,8 @@ class _Entry:
     params: SamplingParams
     rule: Rule
     cloud_draft: int
+    own_constraint: Constraint | None
+    """For drafts made here."""
     ran_at: float
     """When a forward of it ended last, or it was opened (seconds)."""
     lost_at: float = 0.0
@@ -202,9 +208,16 @@ class CloudService:
     """See the module docstring."""
 
     def __init__(
-        self, config: ServiceConfig, text: Callable[[], TextStream], costs: RowCosts | None = None
+        self,
+        config: ServiceConfig,
+        text: Callable[[], TextStream],
+        costs: RowCosts | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        """`text`: makes a fresh text stream of the target's tokenizer, for stop strings."""
+        """`text`: makes a fresh text stream of the target's tokenizer, for stop strings.
+        `grammars`: reads grammars; whoever drives has it read them before it hands an OPEN over,
+        where reading would hold others up. None: there are no grammars here."""
+        self._grammars = grammars
         self.config = config
         self.costs = costs or RowCosts()
         """Of one session alone in a forward."""
@@ -363,6 +376,7 @@ class CloudService:
         relax = self._relaxation(message, rule)
         reply = reply_from_wire(message, rule)
         generation = self._generation(message, params)
+        constraint = self._constraint(params, peer.tenant, number)
         verifier = Verifier(
             params,
             rule,
@@ -372,6 +386,7 @@ class CloudService:
             watch_ties=not config.deterministic,
             policy=relax and relax[0],
             ledger=relax and relax[1],
+            constraint=constraint,
         )
         session = CloudSession(
             number,
@@ -399,6 +414,7 @@ class CloudService:
             params=params,
             rule=rule,
             cloud_draft=message.cloud_draft,
+            own_constraint=constraint.fork() if constraint and message.cloud_draft else None,
             ran_at=now,
             due_s=message.due_ms / 1e3 if message.due_ms else DUE_S,
         )
@@ -484,6 +500,16 @@ class CloudService:
         if rule not in config.rules:
             raise RemoteError(Code.PARAMETER, f"this target cannot do {rule.value}", number)
         return params, rule, policy, take
+
+    def _constraint(self, params: SamplingParams, tenant: str, number: int) -> Constraint | None:
+        if params.grammar is None:
+            return None
+        if self._grammars is None:
+            raise RemoteError(Code.GRAMMAR, "there are no grammars here", number)
+        try:
+            return self._grammars.constraint(params.grammar, tenant)
+        except GrammarError as error:
+            raise RemoteError(Code.GRAMMAR, str(error), number) from None
 
     def _relaxation(self, message: Open, rule: Rule) -> tuple[Policy, Ledger] | None:
         if (message.relax is not None) != (rule is Rule.RELAXED):
@@ -588,6 +614,7 @@ class CloudService:
             cloud_draft=share.drafts if own else 0,
             room=share.room,
             tenant=entry.tenant,
+            constraint=entry.own_constraint,
         )
 
     def _may_run(self, entry: _Entry) -> bool:
@@ -681,13 +708,25 @@ class CloudService:
             queue_us=int(max(0.0, started - session.ready_at) * 1e6),
             step_us=int((now - started) * 1e6),
         )
-        messages = session.complete(result.rows, load, now, own_draft=result.draft)
+        try:
+            messages = session.complete(result.rows, load, now, own_draft=result.draft)
+        except RowError as error:  # its own affair: the others of the forward go on
+            return self._fail(entry, error)
         target = entry.connection
         if session.finish is not None and target is not None:
             self._free(entry)
         if target is None:
             return []
         return [Outgoing(connection=target, message=m) for m in messages]
+
+    def _fail(self, entry: _Entry, error: RowError) -> list[Outgoing]:
+        """Nothing can be drawn for a session: it ends here."""
+        code = Code.GRAMMAR if isinstance(error, DeadEndError) else Code.ENGINE
+        self._free(entry)
+        if entry.connection is None:
+            return []
+        told = Error(code=code, message=str(error), session=entry.session.number)
+        return [Outgoing(connection=entry.connection, message=told)]
 
     def failed(self, work: Sequence[Work], reason: str) -> list[Outgoing]:
         """The engine could not run a batch: its sessions end with an error, others go on."""

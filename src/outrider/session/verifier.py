@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from outrider.core import rng
 from outrider.core.draft import Draft
+from outrider.core.grammar import Constraint
 from outrider.core.ledger import Ledger
 from outrider.core.relaxed import Policy, verify_relaxed
 from outrider.core.rng import Purpose
@@ -84,8 +85,12 @@ class Verifier:
         tie_nats: float = NEAR_TIE_NATS,
         policy: Policy | None = None,
         ledger: Ledger | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
-        """`policy`, `ledger`: of the relaxed rule, which needs the first; a budget of 0 else."""
+        """`policy`, `ledger`: of the relaxed rule, which needs the first; a budget of 0 else.
+        `constraint`: of the request's grammar, which needs one."""
+        if (constraint is None) != (params.grammar is None):
+            raise ValueError("a grammar and its constraint come together")
         if rule is Rule.RELAXED and policy is None:
             raise ValueError("the relaxed rule needs a policy")
         self.policy = policy or Policy()
@@ -102,6 +107,7 @@ class Verifier:
             support=support,
             end_ids=end_ids,
             watch_ties=watch_ties,
+            constraint=constraint,
         )
         self.history = History(prompt)
         self._block: _Block | None = None

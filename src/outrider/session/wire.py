@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from outrider.core.divergence import Divergence
+from outrider.core.grammar import Grammar, GrammarKind
 from outrider.core.ledger import Ledger
 from outrider.core.relaxed import Policy, RelaxedRule
 from outrider.core.residual import TopKReply, require_ratio
-from outrider.core.tokens import ParameterError, Rule, SamplingParams
+from outrider.core.tokens import GrammarError, ParameterError, Rule, SamplingParams
 from outrider.proto.errors import RemoteError
-from outrider.proto.messages import Code, Open, Relax, Sampling
+from outrider.proto.messages import Code, GrammarText, Open, Relax, Sampling
 
 
 def to_wire(params: SamplingParams) -> Sampling:
@@ -31,7 +32,21 @@ def to_wire(params: SamplingParams) -> Sampling:
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs,
         seed=params.seed,
+        grammar=_grammar_to_wire(params.grammar),
     )
+
+
+def _grammar_to_wire(grammar: Grammar | None) -> GrammarText | None:
+    return None if grammar is None else GrammarText(kind=grammar.kind.value, text=grammar.text)
+
+
+def _grammar_from_wire(grammar: GrammarText | None) -> Grammar | None:
+    if grammar is None:
+        return None
+    try:
+        return Grammar(kind=GrammarKind(grammar.kind), text=grammar.text)
+    except ValueError:
+        raise GrammarError(f"must be one of the kinds {', '.join(GrammarKind)}") from None
 
 
 def from_wire(sampling: Sampling, session: int) -> SamplingParams:
@@ -39,7 +54,10 @@ def from_wire(sampling: Sampling, session: int) -> SamplingParams:
     fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
     fields["stop_token_ids"] = frozenset(sampling.stop_token_ids)
     try:
+        fields["grammar"] = _grammar_from_wire(sampling.grammar)
         return SamplingParams(**fields)
+    except GrammarError as error:
+        raise RemoteError(Code.GRAMMAR, str(error), session) from None
     except ParameterError as error:
         raise RemoteError(Code.PARAMETER, str(error), session) from None
 

@@ -17,6 +17,7 @@ import numpy as np
 from outrider.control.costs import RowCosts
 from outrider.core import rng
 from outrider.core.draft import Draft, StopRule
+from outrider.core.grammar import Constraint
 from outrider.core.relaxation import DEFAULT_SKETCH
 from outrider.core.sampling import Distribution
 from outrider.core.tokens import Rule, SamplingParams
@@ -166,6 +167,7 @@ class ScriptedDrafter:
         rule: Rule,
         *,
         sketch: int = DEFAULT_SKETCH,  # noqa: ARG002
+        constraint: Constraint | None = None,  # noqa: ARG002
     ) -> ScriptedDrafts:
         return ScriptedDrafts(
             self._acceptance, params.seed, prompt_length, needs_q=rule is Rule.RATIO
