@@ -234,6 +234,8 @@ def cloud(
         context_length=info.context_length,
         eos=info.eos_token_ids,
         deterministic=info.deterministic,
+        rules=info.rules,
+        known_ids=info.known_ids,
         max_batch_rows=batch_rows,
         max_sessions_per_tenant=tenant_sessions
         or MAX_SESSIONS // (TENANT_PART if token_file else 1),

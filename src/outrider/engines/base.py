@@ -26,6 +26,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from outrider.core.tokens import Rule
+
 FloatRow = npt.NDArray[np.float32]
 IdArray = npt.NDArray[np.int64]
 
@@ -40,6 +42,7 @@ class EngineError(Exception):
     +-- IncompatibleModelsError  draft and target do not speak the same vocabulary
     +-- ContextOverflowError a block would not fit in the context window
     +-- SlotError            unknown slot, or a position that does not match: caller's fault
+    +-- ServerError          a server that runs the model is gone, changed, or says too little
     +-- UnrecordedError      a replayed draft was asked for what was not recorded. No draft may
                              stand in for it: the answer fails, where a broken draft costs speed
     """
@@ -69,6 +72,10 @@ class SlotError(EngineError):
     pass
 
 
+class ServerError(EngineError):
+    pass
+
+
 class UnrecordedError(EngineError):
     pass
 
@@ -95,6 +102,13 @@ class ModelInfo:
     eos_token_ids: frozenset[int] = frozenset()
     parameters: int = 0
     """Number of weights, for display."""
+    known_ids: int | None = None
+    """None: rows are whole. A number: only so many likeliest ids of a row are known, the others
+    are -inf in it (core.partial says what is still exact)."""
+    stepwise: bool = False
+    """A forward takes a step of the model for each draft that stands: guesses save it nothing."""
+    rules: frozenset[Rule] = frozenset(Rule)
+    """Acceptance rules that its rows are enough for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@
 | `builtin:smollm2` | the built-in target (engines/builtin.py) |
 | `builtin:smollm2-gguf` | the same weights as they are stored (q4_1), on llama.cpp |
 | `gguf:PATH`, or a path that ends in `.gguf` | a GGUF file, on llama.cpp |
+| `openai:URL#MODEL`, `vllm:...`, `sglang:...` | a server that runs MODEL (targets only) |
 | `toy`, `toy:SEED`, `toy:SEED:SHARE` | a random law over bytes; SHARE of contexts follow another |
 | a folder | a transformers checkpoint with its tokenizer |
 | `owner/name` | the same on the Hugging Face hub |
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging as standard_logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from outrider.core import rng
-from outrider.engines import replay
+from outrider.engines import remote, replay
 from outrider.engines.absent import AbsentModel
 from outrider.engines.base import (
     EngineError,
@@ -39,6 +41,7 @@ from outrider.engines.base import (
 )
 from outrider.engines.drafters import Drafter, ModelDrafter
 from outrider.engines.hf_config import number, usable_context
+from outrider.engines.remote_http import Endpoint
 from outrider.engines.selfcheck import require_bits
 from outrider.engines.tokenizer import (
     ByteTokenizer,
@@ -46,6 +49,8 @@ from outrider.engines.tokenizer import (
     Tokenizer,
     check_same_vocabulary,
 )
+
+log = standard_logging.getLogger("outrider.load")
 
 DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
 DISTILLED: Final = ("small", "large")
@@ -112,6 +117,9 @@ def load_target(
     _check_names(wish)
     if spec == "toy" or spec.startswith("toy:"):
         return _load_toy(spec, max_slots=max_slots)
+    wanted = remote.parse(spec)
+    if wanted is not None:
+        return _load_remote(wanted, wish)
     if _gguf_path(spec) is not None:
         loaded = _load_gguf(spec, wish)
     elif spec.startswith("builtin:"):
@@ -130,6 +138,9 @@ def load_vocabulary(spec: str) -> Loaded:
     itself, and where the cloud found another the answer would be refused as a contradiction."""
     if spec == "toy" or spec.startswith("toy:"):
         return _load_toy(spec, max_slots=1)
+    wanted = remote.parse(spec)
+    if wanted is not None:
+        return load_vocabulary(wanted.model)
     if _gguf_path(spec) is not None:
         return _gguf_vocabulary(spec)
     if spec.startswith("builtin:"):
@@ -364,6 +375,36 @@ def _gguf_on_gpu(wish: _Wish) -> bool:
             f"device {wish.device!r} asked for, but this build of llama-cpp-python runs on the CPU"
         )
     return here and wish.device != "cpu"
+
+
+def _load_remote(wanted: remote.RemoteSpec, wish: _Wish) -> Loaded:
+    """A server's model with the tokenizer that is named for it. Nothing is sent but questions who
+    it is and how it cuts a few texts."""
+    if wish.dtype != "auto" or wish.device != "auto" or wish.threads is not None:
+        raise EngineError(
+            f"how {wanted.url} computes is that server's business; leave out --dtype, --device "
+            "and --threads"
+        )
+    server = Endpoint(wanted.url, key=os.environ.get(remote.KEY_VARIABLE, ""))
+    identity = remote.Identity(server, wanted)
+    vocabulary = load_vocabulary(wanted.model)
+    tokenizer = vocabulary.tokenizer
+    if not remote.check_tokenizer(server, tokenizer, identity.served):
+        log.warning(
+            "%s has no /tokenize, so nobody has checked that its vocabulary is that of %s",
+            wanted.url,
+            wanted.model,
+        )
+    limits = (identity.context_length, vocabulary.model.info.context_length, wish.context_length)
+    model = remote.RemoteModel(
+        remote.make_way(wanted.way, server, identity.served),
+        name=f"{wanted.way}#{wanted.model}",
+        tokenizer=tokenizer,
+        context_length=min(limit for limit in limits if limit),
+        max_slots=wish.max_slots,
+        check=identity.check,
+    )
+    return Loaded(model=model, tokenizer=tokenizer)
 
 
 def _gguf_vocabulary(spec: str) -> Loaded:

@@ -160,6 +160,8 @@ class CloudServer:
                 context_length=info.context_length,
                 eos=info.eos_token_ids,
                 deterministic=info.deterministic,
+                rules=info.rules,
+                known_ids=info.known_ids,
             ),
             tokenizer.text_stream,
             grammars=self._grammars,

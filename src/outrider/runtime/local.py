@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from outrider.core.draft import NO_DRAFT, Draft
 from outrider.core.grammar import Grammars
 from outrider.core.ledger import Ledger, TvLedger
+from outrider.core.partial import require_known
 from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation, require_relaxation
 from outrider.core.sampling import RowError
 from outrider.core.tokens import (
@@ -297,6 +298,9 @@ class LocalGenerator:
         if self._busy:
             raise RuntimeError("one request at a time: finish or close the running stream first")
         info = self.target.info
+        if request.rule not in info.rules:
+            raise ParameterError("verify", f"{info.name} cannot do {request.rule.value}")
+        require_known(request.params, info.known_ids)
         _check_ids("prompt", request.prompt_ids, info.vocab_size)
         _check_ids("logit_bias", request.params.logit_bias, info.vocab_size)
         _check_ids("stop_token_ids", request.params.stop_token_ids, info.vocab_size)

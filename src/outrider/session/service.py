@@ -36,6 +36,7 @@ from outrider.control.costs import RowCosts, SharedCosts, share_rows
 from outrider.core.draft import Draft as CoreDraft
 from outrider.core.grammar import Constraint, Grammars
 from outrider.core.ledger import Ledger
+from outrider.core.partial import require_known
 from outrider.core.relaxed import Policy
 from outrider.core.sampling import DeadEndError, RowError
 from outrider.core.tokens import GrammarError, ParameterError, Rule, SamplingParams
@@ -86,6 +87,8 @@ class ServiceConfig:
     eos: frozenset[int]
     deterministic: bool
     rules: frozenset[Rule] = frozenset(Rule)
+    known_ids: int | None = None
+    """Of each row; None: all. Requests that need more are refused (core.partial)."""
     max_sessions: int = MAX_SESSIONS
     max_sessions_per_connection: int = 64
     max_sessions_per_tenant: int = MAX_SESSIONS
@@ -499,6 +502,10 @@ class CloudService:
             raise RemoteError(Code.PARAMETER, str(error), number) from None
         if rule not in config.rules:
             raise RemoteError(Code.PARAMETER, f"this target cannot do {rule.value}", number)
+        try:
+            require_known(params, config.known_ids)
+        except ParameterError as error:
+            raise RemoteError(Code.PARAMETER, str(error), number) from None
         return params, rule, policy, take
 
     def _constraint(self, params: SamplingParams, tenant: str, number: int) -> Constraint | None:
