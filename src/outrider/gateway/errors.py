@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from outrider.core.tokens import ParameterError
+from outrider.core.tokens import GrammarError, ParameterError
 from outrider.engines.base import EngineError
 from outrider.proto.messages import Code
 from outrider.runtime.edge import CloudError
@@ -99,12 +99,19 @@ def _later(message: str, code: str) -> ApiError:
     return ApiError(503, message, code=code, kind="server_error", headers=headers)
 
 
-def explain(error: BaseException, *, prompt: str = "prompt") -> ApiError | None:
-    """The error as a client is to see it; None for a fault of ours. `prompt`: the field that the
-    prompt came in."""
+def explain(
+    error: BaseException, *, prompt: str = "prompt", grammar: str = "response_format"
+) -> ApiError | None:
+    """The error as a client is to see it; None for a fault of ours. `prompt`, `grammar`: the
+    fields that those came in."""
     match error:
         case ApiError():
             return error
+        case GrammarError():
+            return invalid(grammar, str(error).removeprefix("grammar: "))
+        case CloudError(code=Code.GRAMMAR):
+            message = str(error).removesuffix(f" ({error.code.value})")
+            return invalid(grammar, message.removeprefix("grammar: "))
         case ParameterError():
             return _parameter(error, prompt)
         case CloudError():

@@ -85,6 +85,8 @@ class Exchange(Response):
         self._kind = kind
         self._id = uuid.uuid4().hex
         self._field = "messages" if kind is ChatRequest else "prompt"
+        self._grammar = "response_format"
+        """The field that a grammar came in."""
         self._status = 0
         """Of the response once it has begun."""
 
@@ -127,7 +129,7 @@ class Exchange(Response):
         except _NobodyReadsError:
             return "given up: nobody reads"  # nor would they read why
         except Exception as error:  # noqa: BLE001 - the border: a client is told of every failure
-            shown = explain(error, prompt=self._field)
+            shown = explain(error, prompt=self._field, grammar=self._grammar)
             if shown is None:
                 log.error("req_%s failed: %s", self._id, outline(error))
                 shown = ApiError(
@@ -142,6 +144,7 @@ class Exchange(Response):
     async def _answer(self, scope: Scope, body: bytes) -> None:
         gateway = self._gateway
         request, asked = await self._parsed(body)
+        self._grammar = "tools" if asked.tools else "response_format"
         if _wants_details(scope):
             asked = replace(asked, details=True)
         total = prompts.count(request) * asked.n
@@ -188,7 +191,9 @@ class Exchange(Response):
         gateway = self._gateway
         tokenizer = gateway.runtime.tokenizer
         shape: Shape = (
-            ChatShape(tokenizer) if isinstance(request, ChatRequest) else TextShape(tokenizer)
+            ChatShape(tokenizer, self._id[:12] if asked.tools else None)
+            if isinstance(request, ChatRequest)
+            else TextShape(tokenizer)
         )
         head = Head(
             id=f"{shape.prefix}{self._id}",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from outrider.engines.tokenizer import Message, Tokenizer
+from outrider.gateway import calls
 from outrider.gateway.errors import ApiError, invalid, too_long
 from outrider.gateway.schema import ChatMessage, ChatRequest, CompletionRequest
+from outrider.gateway.wishes import toolbox
 
 T = TypeVar("T")
 
@@ -42,7 +44,7 @@ def encode(request: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> li
     """The prompts of a request: one for a chat, one or several for a completion. Raises ApiError,
     EngineError."""
     if isinstance(request, ChatRequest):
-        return [_checked(tokenizer.chat([_message(m) for m in request.messages]), "messages")]
+        return [_checked(tokenizer.chat(_conversation(request)), "messages")]
     return [_checked(ids, "prompt") for ids in _completion(request.prompt, tokenizer)]
 
 
@@ -53,12 +55,31 @@ def count(request: ChatRequest | CompletionRequest) -> int:
     return 1 if isinstance(request.prompt[0], int) else len(request.prompt)
 
 
-def _message(message: ChatMessage) -> Message:
+def _conversation(request: ChatRequest) -> list[Message]:
+    """The messages, the first of them with what is to be said of tools."""
+    names = {c.id: c.function.name for m in request.messages for c in m.tool_calls or ()}
+    messages = [_message(m, names) for m in request.messages]
+    box = toolbox(request)
+    if box is not None:
+        told = calls.briefing(box.functions, must=box.must, parallel=box.parallel)
+        if messages[0]["role"] == "system":
+            told = f"{messages.pop(0)['content']}\n\n{told}"
+        messages.insert(0, {"role": "system", "content": told})
+    return messages
+
+
+def _message(message: ChatMessage, names: Mapping[str, str]) -> Message:
+    """`names`: of the functions called, by the call's id. Templates differ in how they write calls
+    and results, and many know none: both are written in plain text (docs/api.md)."""
     role = "system" if message.role == "developer" else message.role
     content = message.content
     if not isinstance(content, str):
         content = "\n".join(part.text or "" for part in content or ())
-    return {"role": role, "content": content}
+    lines = [calls.line(c.function.name, c.function.arguments) for c in message.tool_calls or ()]
+    if role == "tool":
+        called = message.tool_call_id or ""
+        role, content = "user", f"Result of {names.get(called, called)}: {content}"
+    return {"role": role, "content": "\n".join([*([content] if content else []), *lines])}
 
 
 def _completion(

@@ -16,6 +16,8 @@ from outrider.core.tokens import Rule
 from outrider.gateway.errors import ApiError, unsupported
 from outrider.session.schedules import Schedule
 
+MAX_TOOLS: Final = 128
+"""Most tools of a request (OpenAI's limit)."""
 MAX_MESSAGES: Final = 4096
 """Most messages of a conversation: far above any context window here."""
 
@@ -90,6 +92,51 @@ class TextPart(Strict):
     refusal: str | None = None
 
 
+class JsonSchema(Strict):
+    name: str
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class FunctionTool(Strict):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class NamedFunction(Strict):
+    name: str
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class CalledFunction(Strict):
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
@@ -98,7 +145,7 @@ class ChatMessage(Strict):
     refusal: None = None
     audio: None = None
     function_call: Any = None
-    tool_calls: Any = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
     annotations: Any = None
 
@@ -116,11 +163,12 @@ class ChatRequest(Common):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
     # Refused unless neutral (REFUSED)
-    response_format: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -152,18 +200,9 @@ class CompletionRequest(Common):
     best_of: Any = None
 
 
-_GRAMMAR: Final = "this server cannot hold an answer to a grammar yet"
-
 REFUSED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
-    "response_format": (
-        (None, {"type": "text"}),
-        f"{_GRAMMAR}; supported is {{'type': 'text'}}",
-    ),
-    "tools": ((None, []), f"{_GRAMMAR}, so it has no tools; leave tools out"),
-    "tool_choice": ((None, "none", "auto"), "there are no tools to choose; supported is 'none'"),
-    "parallel_tool_calls": ((None, True, False), "must be true or false"),
-    "functions": ((None, []), f"{_GRAMMAR}, so it has no functions; leave functions out"),
-    "function_call": ((None, "none", "auto"), "there are no functions; supported is 'none'"),
+    "functions": ((None, []), "is the old name of tools; give those"),
+    "function_call": ((None, "none", "auto"), "is the old name of tool_choice; give that"),
     "modalities": ((None, ["text"]), "this model writes text only; supported is ['text']"),
     "audio": ((None,), "this model writes text only"),
     "prediction": ((None,), "is not supported: the draft model predicts the answer"),
@@ -177,7 +216,7 @@ REFUSED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "suffix": ((None, ""), "this server does not fill in the middle; leave suffix out"),
 }
 """Fields that are known and not supported: the values that ask for nothing, and what is said to
-any other. A grammar for `response_format` and `tools` takes its place in `refuse`."""
+any other."""
 
 
 def refuse(request: ChatRequest | CompletionRequest) -> None:
@@ -205,22 +244,27 @@ def _refuse_completion(request: CompletionRequest) -> None:
 def _refuse_messages(messages: list[ChatMessage]) -> None:
     for i, message in enumerate(messages):
         at = f"messages[{i}]"
-        if message.role in ("tool", "function"):
-            raise unsupported(f"{at}.role", f"{at}.role: there are no tools ({_GRAMMAR})")
-        for name in ("tool_calls", "function_call", "annotations"):
+        if message.role == "function":
+            raise unsupported(f"{at}.role", f"{at}.role: is the old name of 'tool'; give that")
+        for name in ("function_call", "annotations"):
             if getattr(message, name) not in (None, []):
-                raise unsupported(f"{at}.{name}", f"{at}.{name}: {_GRAMMAR}, so there are no tools")
-        if message.tool_call_id is not None:
-            raise unsupported(f"{at}.tool_call_id", f"{at}.tool_call_id: there are no tools")
+                raise unsupported(f"{at}.{name}", f"{at}.{name}: is not supported")
+        if message.tool_calls and message.role != "assistant":
+            raise unsupported(f"{at}.tool_calls", f"{at}.tool_calls: an assistant's alone")
+        if (message.tool_call_id is None) is (message.role == "tool"):
+            raise unsupported(
+                f"{at}.tool_call_id",
+                f"{at}.tool_call_id: role 'tool' needs it, and no other has it",
+            )
         if message.name is not None:
             raise unsupported(
                 f"{at}.name", f"{at}.name: the model's chat template knows no names; say it in text"
             )
-        if message.content is None:
+        if message.content is None and not message.tool_calls:
             raise ApiError(
                 400, f"{at}.content: must be text", param=f"{at}.content", code="invalid_type"
             )
-        if not isinstance(message.content, str):
+        if isinstance(message.content, list):
             _refuse_parts(f"{at}.content", message.content)
 
 

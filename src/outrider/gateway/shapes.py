@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from outrider.core.tokens import TokenLogprob
 from outrider.engines.tokenizer import Tokenizer
+from outrider.gateway.calls import CallReader
 from outrider.runtime.edge import EdgeResult
 
 
@@ -62,21 +63,39 @@ class ChatShape:
     """/v1/chat/completions"""
 
     tokenizer: Tokenizer
+    calls: str | None = None
+    """The answers may call tools; the calls' ids begin like this."""
     prefix: str = "chatcmpl-"
     whole_object: str = "chat.completion"
     chunk_object: str = "chat.completion.chunk"
+    _readers: dict[int, CallReader] = field(default_factory=dict)
+    """By choice."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        return _choice(index, delta={"role": "assistant", "content": ""})
+        content = "" if self.calls is None else None
+        return _choice(index, delta={"role": "assistant", "content": content})
 
     def delta(self, index: int, text: str, logprobs: Any) -> dict[str, Any]:
-        return _choice(index, delta={"content": text}, logprobs=logprobs)
+        reader = self._reader(index)
+        delta = {"content": text} if reader is None else reader.push(text)
+        return _choice(index, delta=delta, logprobs=logprobs)
 
     def closing(self, index: int, reason: str) -> dict[str, Any]:
-        return _choice(index, delta={}, finish_reason=reason)
+        reader = self._reader(index)
+        return _choice(index, delta={}, finish_reason=reader.reason(reason) if reader else reason)
+
+    def _reader(self, index: int) -> CallReader | None:
+        if self.calls is None:
+            return None
+        return self._readers.setdefault(index, CallReader(f"{self.calls}{index}_"))
 
     def whole(self, index: int, text: str, logprobs: Any, reason: str) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
+        reader = self._reader(index)
+        if reader is not None:
+            reader.push(text)
+            message |= reader.message()
+            reason = reader.reason(reason)
         return _choice(index, message=message, logprobs=logprobs, finish_reason=reason)
 
     def logprobs(self, _index: int, entries: Sequence[TokenLogprob]) -> Any:

@@ -5,6 +5,7 @@ Everything is checked here, before a request waits for anything (field case 25).
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections.abc import Mapping
@@ -12,12 +13,22 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from outrider.control.registry import parse as parse_controller
+from outrider.core.grammar import Grammar, GrammarKind
 from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation
 from outrider.core.relaxed import Policy, RelaxedRule
 from outrider.core.rng import choice_seed
 from outrider.core.tokens import MAX_TOKENS_LIMIT, ParameterError, Rule, SamplingParams
+from outrider.gateway import calls
+from outrider.gateway.calls import Function
 from outrider.gateway.errors import invalid, unsupported
-from outrider.gateway.schema import ChatRequest, Common, CompletionRequest, OutriderOptions
+from outrider.gateway.schema import (
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    NamedTool,
+    OutriderOptions,
+    Tool,
+)
 from outrider.runtime.edge import EdgeRequest
 from outrider.session.schedules import DEFAULT_WINDOW, Schedule
 
@@ -79,6 +90,8 @@ class Wishes:
     include_usage: bool
     details: bool
     echo: bool = False
+    tools: bool = False
+    """The answer may call tools."""
 
     def choice(self, prompt: tuple[int, ...], index: int) -> EdgeRequest:
         """What to ask for choice number `index` of a prompt."""
@@ -115,6 +128,7 @@ def wishes(request: ChatRequest | CompletionRequest, manner: Manner) -> Wishes:
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         details=bool(request.outrider and request.outrider.details),
         echo=isinstance(request, CompletionRequest) and bool(request.echo),
+        tools=isinstance(request, ChatRequest) and toolbox(request) is not None,
     )
 
 
@@ -171,10 +185,71 @@ def _params(request: Common) -> SamplingParams:
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
         max_tokens=MAX_TOKENS_LIMIT if limit is None else limit,
         logprobs=_logprobs(request),
+        grammar=_grammar(request) if isinstance(request, ChatRequest) else None,
         logit_bias=_bias(request.logit_bias or {}),
         stop=tuple(stop or ()),
         stop_token_ids=frozenset(request.stop_token_ids or ()),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolbox:
+    """The tools that a request offers."""
+
+    functions: tuple[Function, ...]
+    must: bool
+    """One is to be called."""
+    parallel: bool
+
+
+def toolbox(request: ChatRequest) -> Toolbox | None:
+    """None: no tool may be called. Raises ApiError."""
+    choice, tools = request.tool_choice, request.tools or []
+    named = choice.function.name if isinstance(choice, NamedTool) else None
+    functions = [_function(tool, i) for i, tool in enumerate(tools)]
+    names = [function.name for function in functions]
+    if len(set(names)) < len(names):
+        raise invalid("tools", "two of them have one name")
+    if named is not None and named not in names:
+        raise invalid("tool_choice", f"there is no tool {named!r:.80}")
+    if choice == "required" and not tools:
+        raise invalid("tool_choice", "'required' needs tools")
+    if choice == "none" or not tools:
+        return None
+    return Toolbox(
+        functions=tuple(f for f in functions if named in (None, f.name)),
+        must=named is not None or choice == "required",
+        parallel=request.parallel_tool_calls is not False and named is None,
+    )
+
+
+def _function(tool: Tool, index: int) -> Function:
+    given = tool.function.parameters or {"properties": {}}
+    if given.get("type", "object") != "object":
+        raise invalid(f"tools[{index}].function.parameters", "must be the schema of an object")
+    return Function(
+        name=tool.function.name,
+        description=tool.function.description,
+        parameters={**given, "type": "object"},
+    )
+
+
+def _grammar(request: ChatRequest) -> Grammar | None:
+    """What the answer has to be, by tools or format. Raises ApiError."""
+    box, wanted = toolbox(request), request.response_format
+    kind = "text" if wanted is None else wanted.type
+    if box is not None:
+        if kind != "text":
+            raise unsupported("response_format", "response_format: with tools, only 'text'")
+        return calls.grammar(box.functions, must=box.must, parallel=box.parallel)
+    if wanted is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar(kind=GrammarKind.JSON_OBJECT)
+    if wanted.json_schema is None or wanted.json_schema.json_schema is None:
+        raise invalid("response_format.json_schema", "must have a name and a schema")
+    schema = json.dumps(wanted.json_schema.json_schema)
+    return Grammar(kind=GrammarKind.JSON_SCHEMA, text=schema)
 
 
 def _bias(given: Mapping[str, float]) -> dict[int, float]:
