@@ -63,7 +63,9 @@ async def served(
         app = make_app(both.edge, GatewayConfig(**(facts | (config or {}))))
         try:
             async with (
-                GatewayServer(app, "127.0.0.1", 0, drain=drain) as server,
+                GatewayServer(
+                    app, "127.0.0.1", 0, drain=drain, room=app.state.gateway.room
+                ) as server,
                 httpx.AsyncClient(
                     base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE
                 ) as http,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from outrider.commands import console, models, specs
-from outrider.commands.cloud import address
+from outrider.commands.cloud import address, watch_logins
 from outrider.commands.errors import CommandError, describe
 from outrider.commands.remote import NO_DRAFTER
 from outrider.core.tokens import SamplingParams
@@ -41,7 +41,11 @@ Listen = Annotated[
 ]
 KeyFile = Annotated[
     Path | None,
-    _file("--api-key-file", "API keys, one NAME:KEY a line; needed off loopback."),
+    _file(
+        "--api-key-file",
+        "API keys, one a line as outrider token new prints it; needed off loopback. A change is "
+        "taken over within seconds, or on SIGHUP.",
+    ),
 ]
 Certificate = Annotated[
     Path | None, _file("--tls-cert", "TLS certificate chain (PEM) of the gateway.")
@@ -93,7 +97,7 @@ Drain = Annotated[
     float,
     _option(
         "--drain",
-        "After SIGTERM, let running answers finish so long.",
+        "After SIGTERM, let running and waiting answers finish so long; new requests get 503.",
         metavar="SECONDS",
         min=0.0,
         max=86_400.0,
@@ -119,12 +123,17 @@ class Front:
     def checked(self, name: str) -> Checked:
         """Everything that can be wrong, before a model takes its time. Raises CommandError."""
         from outrider.gateway.app import GatewayConfig
-        from outrider.runtime.access import ConfigurationError, read_tokens, require_safe
+        from outrider.runtime.access import ConfigurationError, Logins, read_logins, require_safe
         from outrider.runtime.listening import tls_context
 
         host, port = address(self.listen)
         try:
-            keys = read_tokens(self.key_file) if self.key_file else {}
+            logins = read_logins(self.key_file) if self.key_file else Logins()
+            keys = logins.tokens
+            if any(limits.connections for limits in logins.limits.values()):
+                raise ConfigurationError(
+                    f"{self.key_file}: connections= is for a verifier's tokens"
+                )
             if (self.certificate is None) != (self.private_key is None):
                 raise ConfigurationError("TLS needs both --tls-cert and --tls-key")
             require_safe(
@@ -141,11 +150,12 @@ class Front:
             models=self.names or (name,),
             host=host,
             keys=keys,
+            limits=logins.limits,
             cors=self.origins,
             answers=self.answers,
             waiting=self.waiting,
         )
-        return Checked(config=config, port=port, tls=tls, drain=self.drain)
+        return Checked(config=config, port=port, tls=tls, drain=self.drain, key_file=self.key_file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +166,7 @@ class Checked:
     port: int
     tls: Any
     drain: float
+    key_file: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +231,7 @@ async def run(
     from outrider.gateway.app import make_app
     from outrider.gateway.server import GatewayServer
     from outrider.runtime.edge import EdgeRuntime
+    from outrider.runtime.rotation import LoginFile
 
     info = vocabulary.model.info
     asked, hurried = asyncio.Event(), asyncio.Event()
@@ -229,7 +241,14 @@ async def run(
     ) as runtime:
         config = replace(front.config, manner=replace(back.manner, drafts=drafter is not None))
         app = make_app(runtime, config)
-        server = GatewayServer(app, config.host, front.port, tls=front.tls, drain=front.drain)
+        server = GatewayServer(
+            app,
+            config.host,
+            front.port,
+            tls=front.tls,
+            drain=front.drain,
+            room=app.state.gateway.room,
+        )
         try:
             await server.start()
         except OSError as error:
@@ -246,10 +265,14 @@ async def run(
         loop.add_signal_handler(signal.SIGTERM, asked.set)
         loop.add_signal_handler(signal.SIGINT, hurry)
         _announce(front, server.port)
+        keyring = app.state.gateway.keyring
+        file = front.key_file
+        watching = watch_logins(LoginFile(file, keyring.logins, keyring.admit) if file else None)
         contact = asyncio.create_task(_contact(runtime), name="outrider-contact")
         ended = asyncio.create_task(_until(asked, cloud_ended), name="outrider-until")
         lost = await ended
         contact.cancel()
+        watching.cancel()
         stopping = asyncio.create_task(server.stop(), name="outrider-stop")
         impatient = asyncio.create_task(hurried.wait(), name="outrider-hurry")
         await asyncio.wait((stopping, impatient), return_when=asyncio.FIRST_COMPLETED)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from outrider.gateway.errors import invalid, overloaded
+from outrider.gateway.errors import draining, invalid, overloaded
 
 MAX_ANSWERS: Final = 64
 """Answers that run at once unless the command line says otherwise: what one verifier takes on one
@@ -24,8 +24,15 @@ class Room:
         self.places = places
         self.active = 0
         """Places taken."""
+        self.draining = False
+        """Nobody new is let in; who is here already, running or waiting, is served."""
         self._most_waiting = most_waiting
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def idle(self) -> bool:
+        """Nobody has a place or waits for one."""
+        return not self.active and not self._queue
 
     @property
     def waiting(self) -> int:
@@ -33,7 +40,10 @@ class Room:
         return len(self._queue)
 
     def check(self, count: int) -> None:
-        """Raises ApiError where `count` answers would never get places, or the queue is full."""
+        """Raises ApiError where `count` answers would never get places, the queue is full, or the
+        server is about to stop."""
+        if self.draining:
+            raise draining()
         if count > self.places:
             raise invalid("n", f"{count} answers at once; this server makes {self.places}")
         if len(self._queue) >= self._most_waiting and not self._fits(count):

@@ -16,13 +16,14 @@ from outrider.gateway import page
 from outrider.gateway.admission import MAX_ANSWERS, MAX_WAITING, Room
 from outrider.gateway.errors import ApiError
 from outrider.gateway.exchange import Exchange, Gateway
-from outrider.gateway.keys import Doorkeeper
+from outrider.gateway.keys import Doorkeeper, Keyring
 from outrider.gateway.metrics import CONTENT_TYPE, Metrics
 from outrider.gateway.prompts import Lanes
 from outrider.gateway.schema import ChatRequest, CompletionRequest
 from outrider.gateway.wishes import Manner
-from outrider.runtime.access import is_loopback
+from outrider.runtime.access import Logins, is_loopback
 from outrider.runtime.edge import EdgeRuntime
+from outrider.session.quotas import TenantLimits
 
 TITLE: Final = "Outrider gateway"
 HTTP_WORDS: Final = {404: "not_found", 405: "method_not_allowed"}
@@ -39,6 +40,8 @@ class GatewayConfig:
     """Where it listens."""
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     """SHA-256 (hex) of an API key to its owner; empty: no keys."""
+    limits: Mapping[str, TenantLimits] = field(default_factory=dict)
+    """Of owners that have their own."""
     cors: Sequence[str] = ()
     """Origins whose pages may ask."""
     answers: int = MAX_ANSWERS
@@ -56,6 +59,7 @@ def make_app(runtime: EdgeRuntime, config: GatewayConfig) -> FastAPI:
         room=room,
         lanes=Lanes(),
         metrics=Metrics(room, runtime),
+        keyring=Keyring(Logins(tokens=config.keys, limits=config.limits)),
     )
     app = _App(
         title=TITLE,
@@ -68,7 +72,7 @@ def make_app(runtime: EdgeRuntime, config: GatewayConfig) -> FastAPI:
     page.mount(app, gateway)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ApiError, _api_error)
-    app.add_middleware(Doorkeeper, keys=config.keys, local=is_loopback(config.host))
+    app.add_middleware(Doorkeeper, keyring=gateway.keyring, local=is_loopback(config.host))
     if config.cors:  # outside the door: a browser asks for permission without a key
         app.add_middleware(
             CORSMiddleware,
@@ -99,8 +103,13 @@ def _add_routes(app: FastAPI, gateway: Gateway) -> None:
         return _model(name)
 
     @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok", "cloud": "up" if gateway.runtime.connected else "down"}
+    async def health() -> Response:
+        draining = gateway.room.draining
+        facts = {
+            "status": "draining" if draining else "ok",
+            "cloud": "up" if gateway.runtime.connected else "down",
+        }
+        return JSONResponse(facts, status_code=503 if draining else 200)
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -7,7 +7,9 @@
     no key, or a wrong one                 401     invalid_api_key
     another model's name                   404     model_not_found
     a body that never ends, or too large   408/413
+    more than this key may ask for         429     rate_limit_exceeded, with Retry-After
     no room here or in the cloud           503     overloaded, with Retry-After
+    this gateway is about to stop          503     draining, with Retry-After
     the cloud does not answer              503     cloud_unreachable, with Retry-After
     the cloud refuses this edge, or breaks 502     cloud_error
 
@@ -16,6 +18,7 @@ Every error becomes an `ApiError` here, once; `app` and `exchange` only show it.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Mapping
 from typing import Any, Final
@@ -29,6 +32,8 @@ from outrider.runtime.edge import CloudError
 
 RETRY_AFTER_S: Final = 2
 """Seconds a client is asked to wait: a few answers end meanwhile, a link is redialled."""
+MAX_RETRY_S: Final = 3600.0
+"""Most that a client is asked to wait."""
 MAX_SHOWN: Final = 300
 """Characters of a message: a client's own text is not sent back at length."""
 
@@ -92,6 +97,18 @@ def too_long(param: str, message: str) -> ApiError:
 
 def overloaded(message: str) -> ApiError:
     return _later(message, "overloaded")
+
+
+def draining() -> ApiError:
+    return _later("this server is about to stop; ask again, here or elsewhere", "draining")
+
+
+def limited(message: str, *, seconds: float = RETRY_AFTER_S) -> ApiError:
+    """More than a key may have; `seconds` until it may ask again."""
+    headers = {"Retry-After": str(max(1, math.ceil(min(seconds, MAX_RETRY_S))))}
+    return ApiError(
+        429, message, code="rate_limit_exceeded", kind="rate_limit_error", headers=headers
+    )
 
 
 def _later(message: str, code: str) -> ApiError:

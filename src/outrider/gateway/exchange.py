@@ -30,7 +30,7 @@ from outrider.gateway import prompts
 from outrider.gateway.admission import Room
 from outrider.gateway.answers import Choice, merged
 from outrider.gateway.errors import ApiError, explain, from_validation, invalid, outline
-from outrider.gateway.keys import Receive, Scope, Send, send_error
+from outrider.gateway.keys import OWNER, Keyring, Receive, Scope, Send, send_error
 from outrider.gateway.metrics import Metrics
 from outrider.gateway.prompts import LONG_BODY, Lanes
 from outrider.gateway.schema import ChatRequest, CompletionRequest, refuse
@@ -64,6 +64,7 @@ class Gateway:
     room: Room
     lanes: Lanes
     metrics: Metrics
+    keyring: Keyring
 
     def require_model(self, name: str) -> None:
         if name not in self.models:
@@ -160,8 +161,10 @@ class Exchange(Response):
             for place, ids in enumerate(found)
             for i in range(asked.n)
         ]
-        async with gateway.room.hold(total):
-            await self._make(request, asked, choices, found)
+        owner = scope.get(OWNER, "")
+        with gateway.keyring.count(owner, total, time.monotonic()):
+            async with gateway.room.hold(total):
+                await self._make(request, asked, choices, found)
 
     async def _parsed(self, body: bytes) -> tuple[Request, Wishes]:
         """A long body is read in the slow lane."""

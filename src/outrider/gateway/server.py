@@ -7,13 +7,17 @@ import contextlib
 import os
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
 import uvicorn
 
+from outrider.gateway.admission import Room
+
 MAX_CONNECTIONS: Final = 1024
 """Sockets at once; the next one gets a plain 503."""
+DRAIN_CHECK_S: Final = 0.02
 IDLE_S: Final = 30.0
 """Seconds for which a connection may stay open between two requests."""
 
@@ -37,10 +41,14 @@ class GatewayServer:
         *,
         tls: ssl.SSLContext | None = None,
         drain: float = 0.0,
+        room: Room | None = None,
     ) -> None:
-        """`drain`: seconds for which running answers may go on when it stops."""
+        """`drain`: seconds for which running answers may go on when it stops. `room`: where they
+        are counted, so that meanwhile new requests get an answer (503), and not a closed port."""
         self._address = (host, port)
         self._tls = tls
+        self._drain = drain
+        self._room = room
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -89,7 +97,15 @@ class GatewayServer:
         self._server.should_exit = self._server.force_exit = True
 
     async def stop(self) -> None:
-        """No new requests; running ones have their time, then they are cut. Safe to call twice."""
+        """No new requests: they are told to ask elsewhere. Those that run or wait have their time,
+        then they are cut. Safe to call twice."""
+        until = time.monotonic() + self._drain
+        if self._room is not None:
+            self._room.draining = True
+            while not (self._room.idle or self._server.force_exit) and time.monotonic() < until:
+                await asyncio.sleep(DRAIN_CHECK_S)
+        left = max(0.0, until - time.monotonic())
+        self._server.config.timeout_graceful_shutdown = left  # type: ignore[assignment]
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
