@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from outrider.commands import console, specs
+from outrider.commands import console, logs, specs
 from outrider.commands.errors import CommandError
 from outrider.commands.options import (
     DEFAULT_TARGET,
@@ -169,6 +169,8 @@ def cloud(
             "its input open.",
         ),
     ] = False,
+    log_format: logs.FormatOption = logs.LogFormat.TEXT,
+    log_level: logs.LevelOption = logs.LogLevel.WARNING,
 ) -> None:
     """Serve a target model: edges send guesses, this side checks them.
 
@@ -193,6 +195,7 @@ def cloud(
     from outrider.runtime.rotation import LoginFile
     from outrider.session.service import MAX_SESSIONS, ServiceConfig
 
+    logs.start(log_format, log_level)
     host, port = address(listen)
     if math.isnan(drain):
         raise CommandError("--drain is a number of seconds")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.commands import gateway, remote
+from outrider.commands import gateway, logs, remote
 from outrider.commands.gateway import (
     DEFAULT_LISTEN,
     Answers,
@@ -126,6 +126,8 @@ def edge(
             rich_help_panel=NETWORK,
         ),
     ] = False,
+    log_format: logs.FormatOption = logs.LogFormat.TEXT,
+    log_level: logs.LevelOption = logs.LogLevel.WARNING,
 ) -> None:
     """Serve OpenAI's API here, with a draft model beside it; the target is behind --cloud.
 
@@ -144,6 +146,7 @@ def edge(
     from outrider.runtime.edge import EdgeConfig
     from outrider.runtime.shaping import load_trace
 
+    logs.start(log_format, log_level)
     gateway.refuse_bare(target, draft)
     config = EdgeConfig(
         url=cloud,

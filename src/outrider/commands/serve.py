@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from outrider.commands import console, gateway, models
+from outrider.commands import console, gateway, logs, models
 from outrider.commands.errors import CommandError
 from outrider.commands.gateway import (
     DEFAULT_LISTEN,
@@ -100,6 +100,8 @@ def serve(
             rich_help_panel=NETWORK,
         ),
     ] = False,
+    log_format: logs.FormatOption = logs.LogFormat.TEXT,
+    log_level: logs.LevelOption = logs.LogLevel.WARNING,
 ) -> None:
     """Serve OpenAI's API on this machine alone: the target in a process of its own, the draft and
     the API in this one. To have them on two machines: outrider cloud there, outrider edge here.
@@ -116,6 +118,7 @@ def serve(
     from outrider.proto.connection import usable
     from outrider.runtime.shaping import load_trace
 
+    logs.start(log_format, log_level)
     gateway.refuse_bare(target, draft)
     shaped = None if link is None else parse_link(link, load=load_trace)
     if shaped is not None:

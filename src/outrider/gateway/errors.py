@@ -19,7 +19,6 @@ Every error becomes an `ApiError` here, once; `app` and `exchange` only show it.
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -197,9 +196,3 @@ def _path(location: tuple[int | str, ...], body: object, *, missing: bool) -> tu
             steps.append(f"[{step}]")
             body = body[step]
     return tuple(steps)
-
-
-def outline(error: BaseException) -> str:
-    """A traceback without what the exceptions say: that may quote a prompt (field case 34)."""
-    frames = "".join(traceback.format_tb(error.__traceback__))
-    return f"{type(error).__name__}\n{frames}"

@@ -29,7 +29,7 @@ from pydantic import ValidationError
 from outrider.gateway import prompts
 from outrider.gateway.admission import Room
 from outrider.gateway.answers import Choice, merged
-from outrider.gateway.errors import ApiError, explain, from_validation, invalid, outline
+from outrider.gateway.errors import ApiError, explain, from_validation, invalid
 from outrider.gateway.keys import OWNER, Keyring, Receive, Scope, Send, send_error
 from outrider.gateway.metrics import Metrics
 from outrider.gateway.prompts import LONG_BODY, Lanes
@@ -37,6 +37,7 @@ from outrider.gateway.schema import ChatRequest, CompletionRequest, refuse
 from outrider.gateway.shapes import ChatShape, Head, Shape, TextShape
 from outrider.gateway.sse import Teller, event
 from outrider.gateway.wishes import MAX_CHOICES, Manner, Wishes, wishes
+from outrider.runtime.discreet import outline
 from outrider.runtime.edge import EdgeRuntime
 
 log = logging.getLogger("outrider.gateway")
@@ -90,6 +91,8 @@ class Exchange(Response):
         """The field that a grammar came in."""
         self._status = 0
         """Of the response once it has begun."""
+        self._counted: dict[str, object] = {}
+        """What the log says of its answers once they are complete."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.monotonic()
@@ -100,10 +103,14 @@ class Exchange(Response):
             gateway.metrics.cancelled()
         else:
             gateway.metrics.answered(route, self._status)
-        log.info(
-            "req_%s %s %d %s in %.3f s",
-            self._id, route, self._status, outcome, time.monotonic() - began,
-        )  # fmt: skip
+        facts = {
+            "request": f"req_{self._id}",
+            "route": route,
+            "status": self._status,
+            "outcome": outcome,
+            "seconds": round(time.monotonic() - began, 3),
+        }
+        log.info("request", extra={"facts": facts | self._counted})
 
     async def _until_gone(self, scope: Scope, receive: Receive) -> str:
         """Work until it is done or the client has gone; how it ended, for the log."""
@@ -207,7 +214,15 @@ class Exchange(Response):
         teller = Teller(shape, head, asked, tokenizer, choices, found)
         self._seed = asked.request.params.seed
         await (self._stream if asked.stream else self._whole)(teller, choices)
-        gateway.metrics.finished(sum(map(len, found)), (choice.result for choice in choices))
+        prompt_tokens = sum(map(len, found))
+        results = [choice.result for choice in choices]
+        gateway.metrics.finished(prompt_tokens, results)
+        self._counted = {
+            "answers": len(results),
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": sum(r.generation.completion_tokens for r in results),
+            "forwards": sum(r.generation.counters.rounds for r in results),
+        }
 
     async def _stream(self, teller: Teller, choices: Sequence[Choice]) -> None:
         ahead = teller.open()

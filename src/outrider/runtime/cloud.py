@@ -41,7 +41,9 @@ from outrider.proto.connection import HEARTBEAT, Connection, Role, SilentPeerErr
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits, Open
 from outrider.runtime.access import ConfigurationError, Logins, login_of, require_safe
-from outrider.runtime.discreet import discreet
+from outrider.runtime.discreet import discreet, outline
+from outrider.runtime.events import note, note_message
+from outrider.runtime.exposition import exposition
 from outrider.runtime.listening import MAX_CONNECTIONS, OPEN_TIMEOUT_S, Guest, tls_context
 from outrider.runtime.worker import EngineThread, Timed
 from outrider.session.quotas import NO_LIMITS, TenantLimits
@@ -54,6 +56,8 @@ PATH: Final = "/v1/outrider"
 """The one path that speaks the protocol."""
 HEALTH_PATH: Final = "/health"
 STATUS_PATH: Final = "/status"
+METRICS_PATH: Final = "/metrics"
+HEALTHY: Final = "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,8 @@ class Route:
 ROUTES: Final[Mapping[str, Route]] = MappingProxyType(
     {
         PATH: Route(login=True),
-        HEALTH_PATH: Route(login=False, body=lambda _: "ok\n"),
+        HEALTH_PATH: Route(login=False, body=lambda server: server.health + "\n"),
+        METRICS_PATH: Route(login=True, body=lambda server: exposition(server.status())),
         STATUS_PATH: Route(login=True, body=lambda server: json.dumps(server.status()) + "\n"),
     }
 )
@@ -216,7 +221,7 @@ class CloudServer:
         self.service.tenant_limits = logins.limits
         for peer in self._peers.values():
             if logins.tokens.get(peer.login) != peer.tenant:
-                log.info("connection %d ends: its token was withdrawn", peer.number)
+                note("token withdrawn", connection=peer.number, tenant=peer.tenant)
                 peer.dismiss(RemoteError(Code.UNAUTHORIZED, "this token is no longer valid"))
 
     def status(self) -> dict[str, object]:
@@ -230,6 +235,11 @@ class CloudServer:
             "evictions": self.desk.evictions,
             "shared_ids": self.desk.shared_ids,
         }
+
+    @property
+    def health(self) -> str:
+        """For whoever sends edges here: `ok`, or why not to."""
+        return HEALTHY if self._stop_by is None else "draining"
 
     @property
     def port(self) -> int:
@@ -295,7 +305,9 @@ class CloudServer:
         if route.login and tokens and login is None:
             return socket.respond(http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed\n")
         if route.body is not None:
-            return socket.respond(http.HTTPStatus.OK, route.body(self))
+            away = request.path == HEALTH_PATH and self.health != HEALTHY
+            status = http.HTTPStatus.SERVICE_UNAVAILABLE if away else http.HTTPStatus.OK
+            return socket.respond(status, route.body(self))
         tenant = ANYBODY if login is None else tokens[login]
         mine = sum(peer.tenant == tenant for peer in self._peers.values())
         if len(self._peers) >= MAX_CONNECTIONS or mine >= self._connections_of(tenant):
@@ -322,6 +334,7 @@ class CloudServer:
         )
         self._peers[number] = peer
         self.service.connected(number, peer.tenant)
+        note("connected", connection=number, tenant=peer.tenant)
         peer.flush()
         writer = asyncio.create_task(peer.write(), name=f"outrider-writer-{number}")
         watch = asyncio.create_task(self._watch(peer), name=f"outrider-watch-{number}")
@@ -331,7 +344,7 @@ class CloudServer:
         except ConnectionClosed:
             pass
         except RemoteError as error:
-            log.info("connection %d ended: %s", number, error.code.value)
+            note("connection refused", connection=number, code=error.code.value)
             code = CLOSE_CODES.get(error.code, CLOSE_PROTOCOL_ERROR)
             peer.connection.fail(error)
             peer.flush()
@@ -340,6 +353,7 @@ class CloudServer:
             # Whatever happens, the tables first: they must not depend on a socket's goodwill.
             del self._peers[number]
             self.service.disconnected(number, time.monotonic())
+            note("disconnected", connection=number, tenant=peer.tenant)
             self._kick_soon()  # frees slots, and notes when the sessions' grace ends
             writer.cancel()
             watch.cancel()
@@ -427,6 +441,7 @@ class CloudServer:
                 peer.connection.send(item.message)
             except LocalError:
                 continue  # the connection closed in between
+            note_message(item.connection, peer.tenant, item.message)
             touched.add(item.connection)
         for number in touched:
             peer = self._peers[number]
@@ -500,8 +515,8 @@ class CloudServer:
             self._halves += (work[:middle], work[middle:])
             return
         known = isinstance(error, EngineError)
-        log.warning("forward failed: %s", error, exc_info=None if known else error)
         reason = str(error) if known else f"the engine failed: {type(error).__name__}"
+        log.warning("forward failed: %s%s", reason, "" if known else f"\n{outline(error)}")
         self._dispatch(self.service.failed(work, reason))
 
     def _free_slots(self) -> None:
@@ -553,7 +568,7 @@ class _PeerSocket:
             self._frames.put_nowait(frame)
         self.blocked = self.blocked or self.unsent > MAX_UNSENT_BYTES
         if self.unsent > DROP_UNSENT_BYTES:
-            log.info("connection %d dropped: it does not read", self.number)
+            note("slow reader dropped", connection=self.number)
             self.socket.transport.abort()
 
     def dismiss(self, error: RemoteError) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
+import traceback
 from collections.abc import MutableMapping
 from typing import Any, Final
 
@@ -53,3 +54,9 @@ class _Discreet(logging.LoggerAdapter[logging.Logger]):
 def discreet(name: str) -> logging.LoggerAdapter[logging.Logger]:
     """The logger `name`, with what must not be seen hidden."""
     return _Discreet(logging.getLogger(name), {})
+
+
+def outline(error: BaseException) -> str:
+    """A traceback without what the exceptions say: that may quote a prompt (field case 34)."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    return f"{type(error).__name__}\n{frames}"

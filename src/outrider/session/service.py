@@ -24,6 +24,7 @@ Rules:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -195,6 +196,12 @@ class LoadMeans:
     """Sharing a forward, in the mean."""
     queue_s: float = 0.0
     step_s: float = 0.0
+    shares: int = 0
+    """Sessions in forwards, summed over the forwards."""
+    queued_s: float = 0.0
+    """The same of their waiting."""
+    forward_s: float = 0.0
+    """Time in forwards."""
 
     def note(self, *, rows: int, fed: int, queues: Sequence[float], seconds: float) -> None:
         """A forward over `rows` rows is done; `queues`: seconds that its sessions waited for it."""
@@ -202,6 +209,9 @@ class LoadMeans:
         self.forwards += 1
         self.rows += rows
         self.fed += fed
+        self.shares += len(queues)
+        self.queued_s += sum(queues)
+        self.forward_s += seconds
         self.sessions += rate * (len(queues) - self.sessions)
         self.queue_s += rate * (sum(queues) / len(queues) - self.queue_s)
         self.step_s += rate * (seconds - self.step_s)
@@ -235,6 +245,10 @@ class CloudService:
         self.late_frames = 0
         """Hot frames that came for sessions already gone."""
         self.load = LoadMeans()
+        self.opened = 0
+        """Sessions let in."""
+        self.refused: Counter[str] = Counter()
+        """Sessions refused or ended with an error, by code."""
         self.released: list[int] = []
         """Keys whose cache slot the driver may free; it empties the list."""
         self._text = text
@@ -312,6 +326,7 @@ class CloudService:
         assert number is not None, "an error of the whole connection is raised, not answered"
         if error.code is not Code.DUPLICATE:
             self._forget(self._peers[connection], number)
+        self.refused[error.code.value] += 1
         answer = Error(code=error.code, message=error.message, session=number)
         return [Outgoing(connection=connection, message=answer)]
 
@@ -408,6 +423,7 @@ class CloudService:
         if previous is not None:
             self._free(self._entries[previous])
         self._next_key += 1
+        self.opened += 1
         entry = _Entry(
             key=self._next_key,
             tenant=peer.tenant,
@@ -745,6 +761,7 @@ class CloudService:
                 self.released.append(entry.key)
                 continue
             if entry.connection is not None:
+                self.refused[Code.ENGINE.value] += 1
                 error = Error(code=Code.ENGINE, message=reason, session=entry.session.number)
                 out.append(Outgoing(connection=entry.connection, message=error))
             self._free(entry)
@@ -760,9 +777,14 @@ class CloudService:
             "sessions": self.sessions,
             "under_way": len(self._under_way(now)),
             "draining": self._draining,
+            "opened": self.opened,
+            "refused": dict(sorted(self.refused.items())),
             "forwards": load.forwards,
             "rows": load.rows,
             "fed": load.fed,
+            "shares": load.shares,
+            "queued_s": load.queued_s,
+            "forward_s": load.forward_s,
             "sessions_per_forward": load.sessions,
             "queue_ms": 1e3 * load.queue_s,
             "step_ms": 1e3 * load.step_s,
