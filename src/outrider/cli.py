@@ -16,7 +16,7 @@ try:
 
     import typer
 
-    from outrider.commands import errors, token
+    from outrider.commands import config, errors, token
     from outrider.commands.calibrate import calibrate
     from outrider.commands.chat import chat
     from outrider.commands.cloud import cloud
@@ -62,6 +62,7 @@ for command in (
     version,
 ):
     app.command()(command)
+app.add_typer(config.app, name="config")
 app.add_typer(token.app, name="token")
 
 

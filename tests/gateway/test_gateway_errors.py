@@ -17,6 +17,7 @@ from outrider.core.tokens import SamplingParams
 from outrider.engines.toy import table_law
 from outrider.gateway import exchange
 from outrider.gateway.errors import explain, from_validation
+from outrider.gateway.openpaths import OPEN
 from outrider.gateway.schema import REFUSED, ChatRequest
 from outrider.proto.messages import Code
 from outrider.runtime.access import read_tokens
@@ -364,7 +365,9 @@ def test_field_case_36_over_http(keys: dict[str, str]):
             paths |= {path + "/" for path in paths} | {"/" + path for path in paths}
             wrong = [{}, {"Authorization": "Bearer"}, {"Authorization": "Bearer nobody"}]
             wrong += [{"Authorization": "sk-test-SECRET123"}, {"X-Api-Key": "sk-test-SECRET123"}]
-            for path in sorted(paths - {"/health"}):
+            listed = {path for path in OPEN if not path.startswith("/static/")}
+            assert listed == {"/", "/favicon.ico", "/health"}
+            for path in sorted(paths - OPEN):
                 for header in wrong:
                     for method in ("GET", "POST", "OPTIONS"):
                         url = gateway.url + path

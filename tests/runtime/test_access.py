@@ -69,6 +69,7 @@ from outrider.runtime import listening
 from outrider.runtime.access import ConfigurationError, hash_token, is_loopback, read_tokens
 from outrider.runtime.cloud import (
     HEALTH_PATH,
+    METRICS_PATH,
     PATH,
     ROUTES,
     STATUS_PATH,
@@ -232,7 +233,8 @@ def test_only_two_paths_answer_and_one_asks_for_a_login(upgrade: tuple[str, ...]
         HEALTH_PATH + "/": 404,
         "/": 404,
         "/v1": 404,
-        "/metrics": 404,
+        METRICS_PATH: 401,
+        METRICS_PATH + "/": 404,
         "/v1/chat/completions": 404,
     }
     logins = (
@@ -256,10 +258,11 @@ def test_only_two_paths_answer_and_one_asks_for_a_login(upgrade: tuple[str, ...]
                     got, answer = await http(verifier.port, path, *upgrade, *login)
                     assert got == status, (path, login, answer)
                     assert SECRET not in answer
-            # Even the right login opens the one path alone.
+            # Even the right login opens those alone.
             for path in paths:
                 got, _ = await http(verifier.port, path, f"Authorization: Bearer {SECRET}")
-                assert got == {200: 200, 401: 426, 404: 404}[paths[path]], path
+                opened = 200 if path == METRICS_PATH else 426
+                assert got == {200: 200, 401: opened, 404: 404}[paths[path]], path
             assert not verifier._peers
 
     run(work())

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from outrider.commands import console, logs, specs
+from outrider.commands.configfile import ConfigOption
 from outrider.commands.errors import CommandError
 from outrider.commands.options import (
     DEFAULT_TARGET,
@@ -171,6 +172,7 @@ def cloud(
     ] = False,
     log_format: logs.FormatOption = logs.LogFormat.TEXT,
     log_level: logs.LevelOption = logs.LogLevel.WARNING,
+    _config: ConfigOption = None,
 ) -> None:
     """Serve a target model: edges send guesses, this side checks them.
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from outrider.commands import gateway, logs, remote
+from outrider.commands.configfile import ConfigOption
 from outrider.commands.gateway import (
     DEFAULT_LISTEN,
     Answers,
@@ -128,6 +129,7 @@ def edge(
     ] = False,
     log_format: logs.FormatOption = logs.LogFormat.TEXT,
     log_level: logs.LevelOption = logs.LogLevel.WARNING,
+    _config: ConfigOption = None,
 ) -> None:
     """Serve OpenAI's API here, with a draft model beside it; the target is behind --cloud.
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from outrider.commands import console, gateway, logs, models
+from outrider.commands.configfile import ConfigOption
 from outrider.commands.errors import CommandError
 from outrider.commands.gateway import (
     DEFAULT_LISTEN,
@@ -102,6 +103,7 @@ def serve(
     ] = False,
     log_format: logs.FormatOption = logs.LogFormat.TEXT,
     log_level: logs.LevelOption = logs.LogLevel.WARNING,
+    _config: ConfigOption = None,
 ) -> None:
     """Serve OpenAI's API on this machine alone: the target in a process of its own, the draft and
     the API in this one. To have them on two machines: outrider cloud there, outrider edge here.

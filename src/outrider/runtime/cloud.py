@@ -57,7 +57,8 @@ PATH: Final = "/v1/outrider"
 HEALTH_PATH: Final = "/health"
 STATUS_PATH: Final = "/status"
 METRICS_PATH: Final = "/metrics"
-HEALTHY: Final = "ok"
+STATUS_OF: Final = (http.HTTPStatus.OK, http.HTTPStatus.SERVICE_UNAVAILABLE)
+"""Of a verifier that serves, and of one that drains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,7 @@ class Route:
 
     login: bool
     """It asks for a bearer token whenever tokens are configured."""
+    status: Callable[[CloudServer], http.HTTPStatus] = lambda _: http.HTTPStatus.OK
     body: Callable[[CloudServer], str] | None = None
     """Makes the whole answer to a GET; None: the path speaks the protocol."""
 
@@ -73,7 +75,11 @@ class Route:
 ROUTES: Final[Mapping[str, Route]] = MappingProxyType(
     {
         PATH: Route(login=True),
-        HEALTH_PATH: Route(login=False, body=lambda server: server.health + "\n"),
+        HEALTH_PATH: Route(
+            login=False,
+            status=lambda server: STATUS_OF[server.draining],
+            body=lambda server: "draining\n" if server.draining else "ok\n",
+        ),
         METRICS_PATH: Route(login=True, body=lambda server: exposition(server.status())),
         STATUS_PATH: Route(login=True, body=lambda server: json.dumps(server.status()) + "\n"),
     }
@@ -237,9 +243,9 @@ class CloudServer:
         }
 
     @property
-    def health(self) -> str:
-        """For whoever sends edges here: `ok`, or why not to."""
-        return HEALTHY if self._stop_by is None else "draining"
+    def draining(self) -> bool:
+        """It stops: whoever sends edges here should send them elsewhere."""
+        return self._stop_by is not None
 
     @property
     def port(self) -> int:
@@ -305,9 +311,7 @@ class CloudServer:
         if route.login and tokens and login is None:
             return socket.respond(http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed\n")
         if route.body is not None:
-            away = request.path == HEALTH_PATH and self.health != HEALTHY
-            status = http.HTTPStatus.SERVICE_UNAVAILABLE if away else http.HTTPStatus.OK
-            return socket.respond(status, route.body(self))
+            return socket.respond(route.status(self), route.body(self))
         tenant = ANYBODY if login is None else tokens[login]
         mine = sum(peer.tenant == tenant for peer in self._peers.values())
         if len(self._peers) >= MAX_CONNECTIONS or mine >= self._connections_of(tenant):
