@@ -71,6 +71,7 @@ from outrider.runtime.cloud import (
     HEALTH_PATH,
     METRICS_PATH,
     PATH,
+    PROBE_PATH,
     ROUTES,
     STATUS_PATH,
     CloudConfig,
@@ -234,6 +235,7 @@ def test_only_two_paths_answer_and_one_asks_for_a_login(upgrade: tuple[str, ...]
         "/": 404,
         "/v1": 404,
         METRICS_PATH: 401,
+        PROBE_PATH: 401,
         METRICS_PATH + "/": 404,
         "/v1/chat/completions": 404,
     }
@@ -261,7 +263,7 @@ def test_only_two_paths_answer_and_one_asks_for_a_login(upgrade: tuple[str, ...]
             # Even the right login opens those alone.
             for path in paths:
                 got, _ = await http(verifier.port, path, f"Authorization: Bearer {SECRET}")
-                opened = 200 if path == METRICS_PATH else 426
+                opened = 426 if path.startswith(PATH) else 200
                 assert got == {200: 200, 401: opened, 404: 404}[paths[path]], path
             assert not verifier._peers
 

@@ -4,29 +4,62 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from outrider.commands import console
-from outrider.commands.errors import FAILED
-from outrider.commands.options import Json
+from outrider.commands.doctorcloud import look
+from outrider.commands.errors import FAILED, CommandError
+from outrider.commands.options import (
+    DEFAULT_TARGET,
+    NETWORK,
+    CaFile,
+    Insecure,
+    Json,
+    Target,
+    TokenFile,
+)
 from outrider.diagnose import PACKAGES, Report, examine
 
 
-def doctor(as_json: Json = False) -> None:
-    """Check what is installed, which devices can be used, and what is missing.
+def doctor(
+    as_json: Json = False,
+    cloud: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Look at this verifier and the way to it instead: login, clock, vocabulary, "
+            "round trip, bandwidth (at most 512 KiB).",
+            show_default=False,
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    target: Target = DEFAULT_TARGET,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Check what is installed, which devices can be used, and what is missing; or, with --cloud,
+    whether a verifier can be used from here.
 
-    Exit code 0: `outrider generate` can run. 1: something is missing; the command to get it is
-    shown. Nothing is changed.
+    Exit code 0: it can be used. 1: something is missing or wrong, and what to do is shown. Nothing
+    is changed, and the verifier is asked for no answer.
 
     Examples:
 
     ```
     outrider doctor
     outrider doctor --json
+    outrider doctor --cloud ws://127.0.0.1:8765
     ```
     """
+    if cloud is not None:
+        look(cloud, target, token_file, ca_file, insecure=insecure, as_json=as_json)
+        return
+    if token_file or ca_file or insecure or target != DEFAULT_TARGET:
+        raise CommandError("--target, --token-file, --ca-file and --insecure go with --cloud")
     with console.waiting("looking"):
         report = examine()
     if as_json:

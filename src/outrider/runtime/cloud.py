@@ -57,6 +57,10 @@ PATH: Final = "/v1/outrider"
 HEALTH_PATH: Final = "/health"
 STATUS_PATH: Final = "/status"
 METRICS_PATH: Final = "/metrics"
+PROBE_PATH: Final = "/probe"
+"""Filler, by which an edge tells how fast the link down is."""
+PROBE_BYTES: Final = 256 * 1024
+"""20 ms at 100 Mbit/s, 4 s at 500 kbit/s."""
 STATUS_OF: Final = (http.HTTPStatus.OK, http.HTTPStatus.SERVICE_UNAVAILABLE)
 """Of a verifier that serves, and of one that drains."""
 
@@ -81,6 +85,7 @@ ROUTES: Final[Mapping[str, Route]] = MappingProxyType(
             body=lambda server: "draining\n" if server.draining else "ok\n",
         ),
         METRICS_PATH: Route(login=True, body=lambda server: exposition(server.status())),
+        PROBE_PATH: Route(login=True, body=lambda _: "." * PROBE_BYTES),
         STATUS_PATH: Route(login=True, body=lambda server: json.dumps(server.status()) + "\n"),
     }
 )

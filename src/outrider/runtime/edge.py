@@ -400,24 +400,7 @@ class EdgeRuntime:
         self._open_drafts.clear()
 
     def _hello(self) -> Hello:
-        tokenizer = self.tokenizer
-        return Hello(
-            versions=(PROTOCOL_VERSION,),
-            role="edge",
-            agent="outrider",
-            fingerprint=tokenizer.fingerprint,
-            vocab_size=tokenizer.vocab_size,
-            logits_width=tokenizer.vocab_size,
-            context_length=min(self._context, 2**31 - 1),
-            limits=Limits(
-                frame_bytes=MAX_FRAME_BYTES,
-                window=MAX_WINDOW,
-                sessions=256,
-                prompt_tokens=1_000_000,
-            ),
-            rules=tuple(sorted(r.value for r in Rule)),
-            grammars=tuple(GrammarKind) if available() else (),
-        )
+        return greeting(self.tokenizer, self._context)
 
     # ---------------------------------------------------------------- requests
 
@@ -950,6 +933,27 @@ class EdgeStream:
             draft_s=self.draft_seconds,
             target_s=None,
         )
+
+
+def greeting(tokenizer: Tokenizer, context_length: int) -> Hello:
+    """An edge's HELLO."""
+    return Hello(
+        versions=(PROTOCOL_VERSION,),
+        role="edge",
+        agent="outrider",
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        logits_width=tokenizer.vocab_size,
+        context_length=min(context_length, 2**31 - 1),
+        limits=Limits(
+            frame_bytes=MAX_FRAME_BYTES,
+            window=MAX_WINDOW,
+            sessions=256,
+            prompt_tokens=1_000_000,
+        ),
+        rules=tuple(sorted(r.value for r in Rule)),
+        grammars=tuple(GrammarKind) if available() else (),
+    )
 
 
 def _model_facts(info: ModelInfo) -> ModelFacts:

@@ -26,14 +26,10 @@ async def fetch_status(config: EdgeConfig) -> dict[str, Any] | None:
 
 
 def _fetch(config: EdgeConfig) -> dict[str, Any] | None:
-    parts = urlsplit(config.url)
-    headers = dict(config.headers)
-    if config.token:
-        headers["Authorization"] = f"Bearer {config.token}"
     with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-        connection = _connection(config, parts.scheme, parts.hostname or "", parts.port)
+        connection = http_connection(config)
         try:
-            connection.request("GET", STATUS_PATH, headers=headers)
+            connection.request("GET", STATUS_PATH, headers=authorization(config))
             answer = connection.getresponse()
             facts = json.loads(answer.read(MAX_BYTES)) if answer.status == 200 else None
         finally:
@@ -42,10 +38,19 @@ def _fetch(config: EdgeConfig) -> dict[str, Any] | None:
     return None
 
 
-def _connection(
-    config: EdgeConfig, scheme: str, host: str, port: int | None
-) -> http.client.HTTPConnection:
-    if scheme != "wss":
+def authorization(config: EdgeConfig) -> dict[str, str]:
+    """The headers of a request to the verifier."""
+    headers = dict(config.headers)
+    if config.token:
+        headers["Authorization"] = f"Bearer {config.token}"
+    return headers
+
+
+def http_connection(config: EdgeConfig) -> http.client.HTTPConnection:
+    """To the verifier, for its routes beside the protocol; not connected yet."""
+    parts = urlsplit(config.url)
+    host, port = parts.hostname or "", parts.port
+    if parts.scheme.lower() != "wss":
         return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     context = ssl.create_default_context(cafile=config.ca_file)
     return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
