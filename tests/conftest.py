@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
 # One thread a test process: several, each with as many threads as there are cores, would spin
 # against each other and make seconds of minutes. Tests of threads ask for them (tiny.threads).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The same examples in every run and no time limit an example: a red test stays red on rerun,
@@ -20,3 +23,14 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("outrider")
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """A command that a test runs in this process sets up logging; the next test has its own."""
+    root, ours = logging.getLogger(), logging.getLogger("outrider")
+    handlers, level = root.handlers[:], ours.level
+    yield
+    for handler in [h for h in root.handlers if h not in handlers]:
+        root.removeHandler(handler)
+    ours.setLevel(level)

@@ -115,7 +115,11 @@ def test_levels(capsys: pytest.CaptureFixture[str]):
         logging.getLogger("outrider.cloud").info("ours")
         logging.getLogger("outrider.cloud").debug("too fine")
         logging.getLogger("other").info("not ours")
-        assert capsys.readouterr().err.split("info ")[1:] == ["ours\n"]
+        logging.getLogger("outrider.cloud.socket").info("of each socket")
+        start(LogFormat.TEXT, LogLevel.INFO)
+        logging.getLogger("outrider.cloud").info("once")
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.split("info ")[1] for line in lines] == ["ours", "once"]
     finally:
         root.handlers[:] = handlers
         root.setLevel(levels[0])

@@ -125,4 +125,4 @@ def _rows(found: Probe, same: bool | None) -> list[tuple[str, str]]:
 
 
 def _speed(mbit: float) -> str:
-    return "faster than can be told" if math.isinf(mbit) else f"{mbit:.3g} Mbit/s"
+    return "faster than can be told" if math.isinf(mbit) else f"at least {mbit:.3g} Mbit/s"

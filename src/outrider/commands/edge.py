@@ -21,6 +21,7 @@ from outrider.commands.gateway import (
     Listen,
     Names,
     Origins,
+    Otel,
     Patience,
     PrivateKey,
     Waiting,
@@ -127,6 +128,7 @@ def edge(
             rich_help_panel=NETWORK,
         ),
     ] = False,
+    otel: Otel = False,
     log_format: logs.FormatOption = logs.LogFormat.TEXT,
     log_level: logs.LevelOption = logs.LogLevel.WARNING,
     _config: ConfigOption = None,
@@ -182,6 +184,7 @@ def edge(
         waiting=max_waiting,
         drain=drain,
         insecure=insecure,
+        otel=otel,
     ).checked(target)
     remote.must_resolve(config.url)
     vocabulary, drafter = back.load()

@@ -32,6 +32,7 @@ some versions and depends on it in others."""
 _BROUGHT_BY: Final = {
     "torch": "torch transformers tokenizers safetensors gguf accelerate jinja2",
     "chat": "prompt_toolkit httpx",
+    "otel": "opentelemetry",
     "gateway": "fastapi starlette pydantic uvicorn prometheus_client",
 }
 OPTIONAL: Final = {

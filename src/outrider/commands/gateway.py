@@ -105,6 +105,16 @@ Drain = Annotated[
 ]
 
 
+Otel = Annotated[
+    bool,
+    _option(
+        "--otel",
+        "Send a trace span for each answer to OTEL_EXPORTER_OTLP_ENDPOINT (extra otel).",
+        metavar="",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
     """The side that clients see."""
@@ -119,10 +129,12 @@ class Front:
     waiting: int
     drain: float
     insecure: bool
+    otel: bool
 
     def checked(self, name: str) -> Checked:
         """Everything that can be wrong, before a model takes its time. Raises CommandError."""
         from outrider.gateway.app import GatewayConfig
+        from outrider.gateway.tracing import Exported, NoTracing
         from outrider.runtime.access import ConfigurationError, Logins, read_logins, require_safe
         from outrider.runtime.listening import tls_context
 
@@ -154,6 +166,7 @@ class Front:
             cors=self.origins,
             answers=self.answers,
             waiting=self.waiting,
+            tracing=Exported() if self.otel else NoTracing(),
         )
         return Checked(config=config, port=port, tls=tls, drain=self.drain, key_file=self.key_file)
 
@@ -281,6 +294,7 @@ async def run(
         impatient.cancel()
         await stopping
         app.state.gateway.lanes.close()
+        await asyncio.to_thread(config.tracing.close)
     return lost
 
 

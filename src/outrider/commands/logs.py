@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -16,6 +17,8 @@ import typer
 
 LOGGING: Final = "Log"
 ROOT: Final = "outrider"
+SOCKETS: Final = ("outrider.cloud.socket", "outrider.edge.socket")
+"""Loggers of the WebSocket library (runtime.discreet)."""
 
 
 class LogFormat(StrEnum):
@@ -97,9 +100,28 @@ def _utc(seconds: float) -> str:
     return f"{whole}.{int(seconds * 1e3) % 1000:03d}Z"
 
 
+class _Stderr(logging.StreamHandler[Any]):
+    """Writes to what stderr is at that moment, as logging's own last resort does."""
+
+    def __init__(self, form: LogFormat, level: LogLevel) -> None:
+        logging.Handler.__init__(self)
+        self.setFormatter(JsonLines() if form is LogFormat.JSON else TextLines())
+        self._sockets = level is LogLevel.DEBUG
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Without what the library says of each socket: our own events say it better."""
+        loud = self._sockets or record.levelno >= logging.WARNING or record.name not in SOCKETS
+        return loud and bool(super().filter(record))
+
+
 def start(form: LogFormat, level: LogLevel) -> None:
     """Log this package's events to stderr from now on; other libraries from warnings up."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if form is LogFormat.JSON else TextLines())
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    root = logging.getLogger()
+    for earlier in [handler for handler in root.handlers if isinstance(handler, _Stderr)]:
+        root.removeHandler(earlier)
+    root.addHandler(_Stderr(form, level))
     logging.getLogger(ROOT).setLevel(level.upper())

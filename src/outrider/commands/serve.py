@@ -22,6 +22,7 @@ from outrider.commands.gateway import (
     Listen,
     Names,
     Origins,
+    Otel,
     PrivateKey,
     Waiting,
 )
@@ -101,6 +102,7 @@ def serve(
             rich_help_panel=NETWORK,
         ),
     ] = False,
+    otel: Otel = False,
     log_format: logs.FormatOption = logs.LogFormat.TEXT,
     log_level: logs.LevelOption = logs.LogLevel.WARNING,
     _config: ConfigOption = None,
@@ -150,6 +152,7 @@ def serve(
         waiting=max_waiting,
         drain=drain,
         insecure=insecure,
+        otel=otel,
     ).checked(target)
     arguments = ["--model", target, "--draft", name, "--dtype", dtype.value, "--device", device]
     arguments += ["--target-pace", str(target_pace)]

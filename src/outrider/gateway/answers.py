@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from outrider.gateway.errors import ApiError
+from outrider.gateway.tracing import NoTracing, Tracing
 from outrider.runtime.edge import EdgeRequest, EdgeResult, EdgeRuntime, EdgeStream
 from outrider.session.generation import Step
 
@@ -27,6 +28,7 @@ class Choice:
     request: EdgeRequest
     stream: EdgeStream | None = None
     """Once it was asked for."""
+    tracing: Tracing = field(default_factory=NoTracing)
 
     @property
     def result(self) -> EdgeResult:
@@ -37,18 +39,26 @@ class Choice:
         """Ask, hand out rounds as they come, and None behind the last. Raises CloudError,
         ParameterError; ApiError for a reader that stays too far behind."""
         runtime.forgive()
-        self.stream = await runtime.stream(self.request)
+        trace = self.tracing.answer(self.index, self.request)
+        ended: BaseException | None = None
         try:
+            self.stream = await runtime.stream(self.request)
             async with aclosing(aiter(self.stream)) as steps:  # type: ignore[type-var]
                 async for step in steps:
+                    trace.round(step)
                     yield self, step
                     if self.stream.unread > MAX_UNREAD:
                         raise ApiError(
                             408, "the client reads too slowly", code="slow_reader", kind="timeout"
                         )
             yield self, None
+        except BaseException as error:
+            ended = error
+            raise
         finally:
-            self.stream.close()
+            if self.stream is not None:
+                self.stream.close()
+            trace.end(self.stream and self.stream.result, ended)
 
 
 async def merged(

@@ -20,6 +20,7 @@ from outrider.gateway.keys import Doorkeeper, Keyring
 from outrider.gateway.metrics import CONTENT_TYPE, Metrics
 from outrider.gateway.prompts import Lanes
 from outrider.gateway.schema import ChatRequest, CompletionRequest
+from outrider.gateway.tracing import NoTracing, Tracing
 from outrider.gateway.wishes import Manner
 from outrider.runtime.access import Logins, is_loopback
 from outrider.runtime.edge import EdgeRuntime
@@ -44,6 +45,7 @@ class GatewayConfig:
     """Of owners that have their own."""
     cors: Sequence[str] = ()
     """Origins whose pages may ask."""
+    tracing: Tracing = field(default_factory=NoTracing)
     answers: int = MAX_ANSWERS
     waiting: int = MAX_WAITING
 
@@ -60,6 +62,7 @@ def make_app(runtime: EdgeRuntime, config: GatewayConfig) -> FastAPI:
         lanes=Lanes(),
         metrics=Metrics(room, runtime),
         keyring=Keyring(Logins(tokens=config.keys, limits=config.limits)),
+        tracing=config.tracing,
     )
     app = _App(
         title=TITLE,

@@ -36,6 +36,7 @@ from outrider.gateway.prompts import LONG_BODY, Lanes
 from outrider.gateway.schema import ChatRequest, CompletionRequest, refuse
 from outrider.gateway.shapes import ChatShape, Head, Shape, TextShape
 from outrider.gateway.sse import Teller, event
+from outrider.gateway.tracing import Tracing
 from outrider.gateway.wishes import MAX_CHOICES, Manner, Wishes, wishes
 from outrider.runtime.discreet import outline
 from outrider.runtime.edge import EdgeRuntime
@@ -66,6 +67,7 @@ class Gateway:
     lanes: Lanes
     metrics: Metrics
     keyring: Keyring
+    tracing: Tracing
 
     def require_model(self, name: str) -> None:
         if name not in self.models:
@@ -164,7 +166,11 @@ class Exchange(Response):
         for ids in found:
             prompts.require_room(ids, gateway.runtime.context_length, self._field)
         choices = [
-            Choice(index=place * asked.n + i, request=asked.choice(ids, i))
+            Choice(
+                index=place * asked.n + i,
+                request=asked.choice(ids, i),
+                tracing=gateway.tracing,
+            )
             for place, ids in enumerate(found)
             for i in range(asked.n)
         ]
