@@ -822,7 +822,7 @@ def test_no_newcomer_where_tokens_take_too_long_already():
     b = Bench(max_token_s=0.05, max_batch_rows=4)
     b.service.costs = RowCosts([(1, 0.02), (4, 0.04)])
     for n in range(1, 5):
-        b.say(opening(n, step="step"))
+        b.say(opening(n))
     b.step()
     assert b.code(opening(5)) is Code.BUSY, "five are two forwards"
     b.now += BUSY_S + 0.1
@@ -851,13 +851,32 @@ def test_a_prompt_that_goes_in_piece_by_piece_is_at_work():
 def test_no_more_at_work_than_there_are_caches():
     b = Bench(max_under_way=2)
     for n in (1, 2):
-        b.say(opening(n, step="step"))
+        b.say(opening(n))
+    b.step()
     assert b.code(opening(3)) is Code.BUSY
     assert isinstance(b.say(opening(1))[0], Opened), "a repeated OPEN is no newcomer"
     b.now += BUSY_S + 0.1
-    b.say(opening(3, step="step"))
-    b.say(opening(4, step="step"))
+    b.say(opening(3))
+    b.say(opening(4))
+    for n in (1, 2):
+        b.say(frame(4, (9,), session=n))
     assert len(b.service.batch(b.now)) == 2
+
+
+def test_whoever_waits_for_a_forward_is_at_work_however_long_it_takes():
+    """A verifier so loaded that nobody's turn comes within BUSY_S would take in more and more."""
+    b = Bench(max_under_way=2, max_batch_rows=1)
+    for n in (1, 2):
+        b.say(opening(n, step="step"))
+    for _ in range(3):
+        (work,) = b.service.batch(b.now)
+        b.now += 2 * BUSY_S
+        assert b.code(opening(3)) is Code.BUSY
+        b.service.finished(b.results([work]), started=b.now, now=b.now)
+        assert b.code(opening(3)) is Code.BUSY
+    b.service.disconnected(1, b.now)
+    b.now += BUSY_S + 0.1
+    assert isinstance(b.say(opening(3), 2)[0], Opened), "of an edge that is gone nothing can run"
 
 
 def test_the_session_that_is_due_first_goes_first():

@@ -74,7 +74,7 @@ OPENS_PER_S: Final = 16.0
 answered. Before that it may open as many at once as it may hold; with a rate of its own, a
 second's worth."""
 BUSY_S: Final = 2.0
-"""A session counts as under way so long after its last forward."""
+"""A session that waits for its edge counts as under way so long after its last forward."""
 LOAD_RATE: Final = 0.1
 """Weight of a new forward in the running means of the load."""
 
@@ -480,7 +480,12 @@ class CloudService:
         return seconds * math.ceil(sessions / self.config.max_batch_rows)
 
     def _under_way(self, now: float) -> list[_Entry]:
-        return [e for e in self._entries.values() if now - e.ran_at <= BUSY_S]
+        """Sessions at work, or waiting for a forward however long that takes."""
+        return [
+            e
+            for e in self._entries.values()
+            if now - e.ran_at <= BUSY_S or e.session.busy or self._may_run(e)
+        ]
 
     def _same(self, peer: _Peer, number: int, uid: bytes) -> _Entry:
         """The session that runs under `number`, which must be the one `uid` names."""
