@@ -9,7 +9,9 @@ Rules:
    or counts as wanting one within `DUE_S`.
 3. A tenant more than `QUANTUM_ROWS` beyond the least is *over its share*. While others are active
    it rides along only in rows that make the forward at most `stretch` longer. So a tenant with
-   many sessions fills what would be empty, and cannot slow down one with few.
+   many sessions fills what would be empty, and cannot slow down one with few. While the others
+   wait for their networks it may have forwards `AWAY_STRETCH` longer than the shortest: long
+   enough to work well, short enough that whoever comes back waits little.
 4. The row budget is chosen from t_v: the fewest sessions whose tokens a second reach `ENOUGH` of
    the best there is. Where rows are free that is everybody; where they come in steps, a full step.
 5. While several tenants are active no session has rows judged that do not pay, whatever it asked
@@ -40,6 +42,9 @@ REMEMBER_S: Final = 30.0
 """What a tenant has used is held against it so long after it was seen last (our default)."""
 DEFAULT_STRETCH: Final = 0.05
 """How much longer a forward may become for tenants over their share (our default)."""
+AWAY_STRETCH: Final = 1.0
+"""How much longer than over one row a forward of tenants over their share may be while nobody else
+is ready (our default)."""
 ENOUGH: Final = 0.98
 """A smaller forward is taken when it loses no more throughput than this: its sessions have their
 tokens sooner (our default)."""
@@ -216,7 +221,8 @@ class FairShare:
 
     def _free(self, rows: int, costs: Costs) -> int:
         """Rows of a forward that is at most `stretch` longer than one over `rows`; at least 1."""
-        return most_rows(costs, (1.0 + self._stretch) * costs.seconds(max(rows, 1)), self._budget)
+        stretch = self._stretch if rows else max(self._stretch, AWAY_STRETCH)
+        return most_rows(costs, (1.0 + stretch) * costs.seconds(max(rows, 1)), self._budget)
 
     def _enough(
         self, taken: list[tuple[Ready, int, bool]], costs: Callable[[int], Costs]

@@ -451,7 +451,7 @@ class CloudService:
         under_way = len(self._under_way(now))
         if under_way >= config.max_under_way:
             raise RemoteError(
-                Code.BUSY, f"{under_way} answers are under way, as many as there are caches", number
+                Code.BUSY, f"answers under way: {under_way}, as many as there are caches", number
             )
         token_s = self._token_s(under_way + 1)
         # Alone it makes nobody slower, and refused for ever nothing better would be measured.
