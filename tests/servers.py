@@ -134,6 +134,9 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             if body["stream"]:
                 self._stream(tuple(body["prompt"]), body)
                 return
+            if isinstance(body["prompt"][0], int):
+                self._json(200, {"model": server.model, "choices": [_answer(server, body)]})
+                return
             prompts = [tuple(p) for p in body["prompt"]]
             prompts = prompts[:1] if server.one_answer else prompts
             choices = [server.choice(i, p, body["logprobs"]) for i, p in enumerate(prompts)]
@@ -171,6 +174,18 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(data)
 
     return Handler
+
+
+def _answer(server: Server, body: Any) -> dict[str, Any]:
+    """One prompt's greedy answer, whatever else was asked for: every field is dropped."""
+    ids, parts = tuple(body["prompt"]), []
+    for _ in range(body["max_tokens"]):
+        parts.append(server.choice(0, ids, body["logprobs"]))
+        ids = (*ids, server.entry(ids, 1)[0])
+    told = [part["logprobs"] for part in parts]
+    joined = {name: [item for t in told for item in t[name]] for name in told[0]}
+    more = {"token_ids": list(ids[len(body["prompt"]) :])} if server.shape == "vllm" else {}
+    return parts[0] | {"logprobs": joined} | more
 
 
 def _card(server: Server) -> dict[str, Any]:

@@ -28,6 +28,7 @@ try:
     from outrider.commands.inertia import inertia
     from outrider.commands.load import load
     from outrider.commands.plan import plan
+    from outrider.commands.probe import probe
     from outrider.commands.pull import pull
     from outrider.commands.record import record
     from outrider.commands.serve import serve
@@ -50,6 +51,7 @@ for command in (
     serve,
     cloud,
     edge,
+    probe,
     pull,
     distill,
     calibrate,

@@ -93,7 +93,7 @@ class Identity:
         self._clock = clock
         card = chosen(server, wanted)
         self.served = str(card["id"])
-        self.context_length = _context(card)
+        self.context_length = context_of(card)
         """Ids; None: it does not say."""
         self._facts = _lasting(card)
         self._seen_at = clock()
@@ -133,7 +133,8 @@ def chosen(server: Endpoint, wanted: RemoteSpec) -> dict[str, Any]:
     return cards[name]
 
 
-def _context(card: dict[str, Any]) -> int | None:
+def context_of(card: dict[str, Any]) -> int | None:
+    """Ids the server takes, prompt and answer; None: it does not say."""
     told = card.get("max_model_len") or (card.get("meta") or {}).get("n_ctx")
     return told if isinstance(told, int) and told > 0 else None
 

@@ -1,0 +1,82 @@
+"""The conformance probe: what it says of servers that can and of servers that cannot."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from outrider.cli import run
+from outrider.engines.base import ServerError
+from outrider.engines.remote_http import Endpoint
+from outrider.engines.remote_probe import ProbeReport, probe
+from servers import Server, serving
+
+
+def ask(server: Server, **facts: Any) -> ProbeReport:
+    return probe(Endpoint(server.url), **facts)
+
+
+def usable(report: ProbeReport) -> dict[str, bool]:
+    return {way.way: way.usable for way in report.ways}
+
+
+def answers(report: ProbeReport) -> dict[str, str]:
+    return {finding.question: finding.answer for finding in report.findings}
+
+
+@pytest.mark.parametrize("shape", ["vllm", "llama"])
+def test_a_server_that_can_do_everything(shape: str):
+    with serving(shape=shape) as server:
+        report = ask(server)
+    assert usable(report) == {"openai": True, "vllm": True, "sglang": True}
+    said = answers(report)
+    assert said["greedy answer repeats"] == "the same ids twice"
+    assert said["likeliest ids told"] == "20 of 20 asked for"
+    assert "dropped: temperature, logit_bias" in said["fields honoured"]
+    assert said["log-probabilities"].startswith("before temperature, before top-k")
+
+
+def test_texts_without_ids_cannot_be_used_at_all():
+    with serving(shape="text", most=5) as server:
+        report = ask(server)
+    assert usable(report) == {"openai": False, "vllm": False, "sglang": False}
+    assert not report.usable
+
+
+def test_few_likeliest_ids_leave_the_greedy_answer():
+    with serving(most=5) as server:
+        report = ask(server)
+    assert usable(report) == {"openai": True, "vllm": False, "sglang": False}
+    assert answers(report)["likeliest ids told"] == "5 of 20 asked for"
+
+
+def test_a_context_that_is_computed_anew_each_time_is_seen():
+    with serving() as server:
+        # Each look at the clock is later by as many seconds as ids were sent since.
+        def clock() -> float:
+            return float(sum(len(str(body)) for path, body in server.asked if "comp" in path))
+
+        report = ask(server, clock=clock)
+    assert "grows with the context" in answers(report)["prefix cache"]
+    assert "the whole context" in {w.way: w.words for w in report.ways}["vllm"]
+
+
+def test_a_model_that_is_not_served_and_nobody_at_all():
+    with serving() as server, pytest.raises(ServerError, match="serves: toy-model"):
+        ask(server, served="another")
+    with pytest.raises(ServerError, match="is the server running"):
+        ask(server)
+
+
+def test_the_command_in_words_and_as_json(capsys: pytest.CaptureFixture[str]):
+    with serving() as server:
+        assert run(["probe", server.url]) == 0
+        assert "openai: can be used: temperature 0" in capsys.readouterr().out
+        server.shape, server.most = "text", 5
+        assert run(["probe", server.url, "--json"]) == 1
+        told = json.loads(capsys.readouterr().out)
+        assert told["usable"] is False
+    assert run(["probe", server.url]) == 2
+    assert "no answer from" in capsys.readouterr().err
