@@ -17,6 +17,7 @@ try:
     import typer
 
     from outrider.commands import config, errors, token
+    from outrider.commands.bench import bench
     from outrider.commands.calibrate import calibrate
     from outrider.commands.chat import chat
     from outrider.commands.cloud import cloud
@@ -59,6 +60,7 @@ for command in (
     record,
     load,
     simulate,
+    bench,
     plan,
     doctor,
     version,

@@ -143,7 +143,7 @@ def _load(path: Path | None, overrides: Sequence[str]) -> Scenario:
     folder = path.parent if path is not None else Path()
     loaders = Loaders(
         link=lambda file: load_trace(str(folder / file)),
-        record=lambda file: _record(folder / file),
+        record=lambda file: record_of(folder / file),
     )
     try:
         return parse(text, name=name, overrides=overrides, loaders=loaders)
@@ -151,7 +151,7 @@ def _load(path: Path | None, overrides: Sequence[str]) -> Scenario:
         raise CommandError(str(error)) from None
 
 
-def _record(path: Path) -> Record:
+def record_of(path: Path) -> Record:
     """What a trace file (outrider calibrate --traces) says of a pair."""
     from outrider.calibrate import trace
     from outrider.sim.scenario import Record

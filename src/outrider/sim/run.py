@@ -16,6 +16,7 @@ from outrider.control.estimators import Estimators
 from outrider.control.registry import make as make_controller
 from outrider.core.tokens import FinishReason, SamplingParams
 from outrider.session.client import Ended
+from outrider.session.generation import Step
 from outrider.session.pilot import ControlledPilot, Pilot
 from outrider.session.schedules import STREAMING, Plan, Schedule, plan
 from outrider.sim.devices import VOCABULARY, ScriptedDrafter, ScriptedTarget, scripted
@@ -37,6 +38,8 @@ ARRIVALS, LENGTHS = 3, 4
 class Sample:
     """One answer. Seconds."""
 
+    number: int
+    """Which question: the same in every arm."""
     tokens: int
     first: float
     """From asking to the first token."""
@@ -47,6 +50,8 @@ class Sample:
     drafted: int
     accepted: int
     wasted: int
+    steps: tuple[tuple[float, Step], ...] = ()
+    """When each block was shown, since the question."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -290,6 +295,7 @@ class _User:
 def _sample(answer: Answer, end: Ended) -> Sample:
     counters, machine = answer.counters, answer.machine
     return Sample(
+        number=answer.params.seed,
         tokens=len(answer.ids),
         first=answer.times[0] - answer.asked,
         rest=answer.times[-1] - answer.times[0],
@@ -298,6 +304,7 @@ def _sample(answer: Answer, end: Ended) -> Sample:
         drafted=counters.drafted,
         accepted=counters.accepted,
         wasted=machine.wasted if machine else 0,
+        steps=tuple((at - answer.asked, step) for at, step in answer.steps),
     )
 
 
@@ -342,6 +349,7 @@ def _edge_only(scenario: Scenario, seed: int, measured: Measured) -> None:
             free = first + rest
             measured.samples.append(
                 Sample(
+                    number=edge * scenario.workload.requests + i,
                     tokens=length,
                     first=first - came,
                     rest=rest,

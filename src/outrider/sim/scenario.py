@@ -135,7 +135,7 @@ class Scenario:
 Check = Callable[[Any], Any]
 
 
-def _whole(low: int, high: int) -> Check:
+def whole(low: int, high: int) -> Check:
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ValueError(f"must be a whole number in [{low}, {high}]")
@@ -144,7 +144,7 @@ def _whole(low: int, high: int) -> Check:
     return check
 
 
-def _number(low: float, high: float) -> Check:
+def number(low: float, high: float) -> Check:
     def check(value: Any) -> float:
         bad = isinstance(value, bool) or not isinstance(value, int | float)
         if bad or not low <= value <= high:
@@ -188,7 +188,7 @@ def _verify(value: Any) -> tuple[tuple[int, float], ...]:
     example = 'must be a time, or a list of [rows, time] such as [[1, "60ms"], [9, "72ms"]]'
     if not value or not all(isinstance(p, list) and len(p) == 2 for p in value):
         raise ValueError(example)
-    points = tuple((_whole(1, 100_000)(rows), _above_zero(time)) for rows, time in value)
+    points = tuple((whole(1, 100_000)(rows), _above_zero(time)) for rows, time in value)
     if [p[0] for p in points] != sorted({p[0] for p in points}):
         raise ValueError("must have ascending rows")
     return points
@@ -202,7 +202,7 @@ def _above_zero(value: Any) -> float:
 
 
 def _tokens(value: Any) -> tuple[int, int]:
-    one = _whole(1, MAX_TOKENS)
+    one = whole(1, MAX_TOKENS)
     if not isinstance(value, list):
         return one(value), one(value)
     if len(value) != 2 or one(value[0]) > one(value[1]):
@@ -210,7 +210,7 @@ def _tokens(value: Any) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def _text(value: Any) -> str:
+def some_text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("must be a text in quotes")
     return value
@@ -235,13 +235,18 @@ def _link_part(name: str) -> Check:
     return check
 
 
-_SHARE: Final = _number(0.0, 1.0)
+_SHARE: Final = number(0.0, 1.0)
 
-KEYS: Final[Mapping[str, Mapping[str, tuple[Check, Any]]]] = {
+Language = Mapping[str, Mapping[str, tuple[Check, Any]]]
+"""Section to key to (check, value when left out). None: something else decides."""
+ANY: Final = "*"
+"""As a key: whatever a section's author calls it."""
+
+KEYS: Final[Language] = {
     "": {
-        "title": (_text, ""),
-        "seed": (_whole(0, 2**62), 0),
-        "seeds": (_whole(1, MAX_SEEDS), 1),
+        "title": (some_text, ""),
+        "seed": (whole(0, 2**62), 0),
+        "seeds": (whole(1, MAX_SEEDS), 1),
     },
     "link": {
         **{k: (_link_part(k), None) for k in ("rtt", "jitter", "loss", "up", "down")},
@@ -253,47 +258,46 @@ KEYS: Final[Mapping[str, Mapping[str, tuple[Check, Any]]]] = {
         "cuts": (_list_of(_time, what="times"), ()),
     },
     "edge": {
-        "count": (_whole(1, MAX_EDGES), 1),
+        "count": (whole(1, MAX_EDGES), 1),
         "draft": (_time, None),
         "start": (_time, 0.0),
         "prefill": (_time, 0.0),
         "beside": (_time, None),
     },
     "cloud": {
-        "count": (_whole(1, MAX_EDGES), 1),
+        "count": (whole(1, MAX_EDGES), 1),
         "verify": (_verify, None),
         "fit": (_flag, False),
         "session": (_time, 0.0),
         "context": (_time, 0.0),
         "prefill": (_time, 0.0),
         "draft": (_time, None),
-        "batch-rows": (_whole(1, 100_000), 64),
+        "batch-rows": (whole(1, 100_000), 64),
     },
     "acceptance": {
         "alpha": (_SHARE, None),
         "spread": (_SHARE, None),
-        "memory": (_number(1.0, 1e6), None),
+        "memory": (number(1.0, 1e6), None),
         "curve": (_list_of(_SHARE, what="shares S(1), S(2), ...", least=1), None),
         "tail": (_SHARE, None),
-        "trace": (_text, None),
+        "trace": (some_text, None),
     },
     "workload": {
-        "requests": (_whole(1, MAX_REQUESTS), 20),
-        "rate": (_number(1e-6, 1e4), None),
-        "prompt": (_whole(1, MAX_TOKENS), 64),
+        "requests": (whole(1, MAX_REQUESTS), 20),
+        "rate": (number(1e-6, 1e4), None),
+        "prompt": (whole(1, MAX_TOKENS), 64),
         "max-tokens": (_tokens, (128, 128)),
     },
     "schedule": {
-        "names": (_list_of(_text, what='names such as "freerun" or "sync/auto"'), None),
-        "draft-length": (_whole(1, MAX_CLOUD_DRAFT), 4),
-        "window": (_whole(1, MAX_WINDOW), DEFAULT_WINDOW),
-        "growth": (_number(0.0, MAX_GROWTH), DEFAULT_GROWTH),
-        "rule": (_text, Rule.COUPLED.value),
+        "names": (_list_of(some_text, what='names such as "freerun" or "sync/auto"'), None),
+        "draft-length": (whole(1, MAX_CLOUD_DRAFT), 4),
+        "window": (whole(1, MAX_WINDOW), DEFAULT_WINDOW),
+        "growth": (number(0.0, MAX_GROWTH), DEFAULT_GROWTH),
+        "rule": (some_text, Rule.COUPLED.value),
     },
-    "controller": {"name": (_text, None)},
+    "controller": {"name": (some_text, None)},
     "scale": {"duration": (_above_zero, 600.0)},
 }
-"""Section to key to (check, value when left out). None: something else decides."""
 
 DEFAULT_DRAFT: Final = 0.006
 DEFAULT_VERIFY: Final = ((1, 0.060),)
@@ -305,7 +309,7 @@ DEFAULT_RTT: Final = 0.05
 # ------------------------------------------------------------------------------ the file
 
 
-class _Source:
+class Source:
     """Where a value was written, to say so."""
 
     def __init__(self, text: str, name: str, overrides: Sequence[str]) -> None:
@@ -332,7 +336,8 @@ class _Source:
         path = f"{section}.{key}" if section and key else section or key
         if path in self._set:
             raise ScenarioError(f"--set {path}: {message}")
-        line = self._lines.get((section, key)) or self._lines.get((section, ""))
+        at = self._lines
+        line = at.get((section, key)) or at.get((section, "")) or at.get((key, ""))
         where = f"{self._name}, line {line}" if line else self._name
         label = f"[{section}] {key}".strip() if section else key
         raise ScenarioError(f"{where}: {label}: {message}")
@@ -363,33 +368,63 @@ def _suggest(word: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]}? " if near else ""
 
 
-def _tables(document: Mapping[str, Any], source: _Source) -> dict[str, dict[str, Any]]:
+def _tables(
+    document: Mapping[str, Any], source: Source, language: Language
+) -> dict[str, dict[str, Any]]:
     """Every known key with its checked value."""
-    tables = {s: {k: default for k, (_, default) in keys.items()} for s, keys in KEYS.items()}
+    tables = {
+        section: {key: default for key, (_, default) in keys.items() if key != ANY}
+        for section, keys in language.items()
+    }
     for section, content in document.items():
         if not isinstance(content, dict):
-            _put(tables, "", section, content, source)
+            _put(tables, "", section, content, source, language)
             continue
-        if section not in KEYS or not section:
-            known = [f"[{s}]" for s in KEYS if s]
+        if section not in language or not section:
+            known = [f"[{s}]" for s in language if s]
             hint = _suggest(f"[{section}]", known)
             source.fail(section, "", f"no such section; {hint}there are {', '.join(known)}")
         for key, value in content.items():
-            _put(tables, section, key, value, source)
+            _put(tables, section, key, value, source, language)
     return tables
 
 
 def _put(
-    tables: dict[str, dict[str, Any]], section: str, key: str, value: Any, source: _Source
+    tables: dict[str, dict[str, Any]],
+    section: str,
+    key: str,
+    value: Any,
+    source: Source,
+    language: Language,
 ) -> None:
-    known = KEYS[section]
-    if key not in known:
-        hint = _suggest(key, [*known, *([s for s in KEYS if s] if not section else ())])
+    known = language[section]
+    found = known.get(key) or known.get(ANY)
+    if found is None:
+        hint = _suggest(key, [*known, *([s for s in language if s] if not section else ())])
         source.fail(section, key, f"no such key; {hint}known here: {', '.join(known)}")
     try:
-        tables[section][key] = known[key][0](value)
+        tables[section][key] = found[0](value)
     except ValueError as error:
         source.fail(section, key, str(error))
+
+
+def read(
+    text: str,
+    *,
+    name: str = "scenario",
+    overrides: Sequence[str] = (),
+    more: Language | None = None,
+) -> tuple[dict[str, dict[str, Any]], Source, frozenset[str]]:
+    """Checked values by section and key, where each was written, and the sections written.
+    `more`: sections beside KEYS. Raises ScenarioError."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"{name} is no TOML: {error}") from None
+    _override(document, overrides)
+    source = Source(text, name, overrides)
+    tables = _tables(document, source, {**KEYS, **(more or {})})
+    return tables, source, frozenset(k for k, v in document.items() if isinstance(v, dict))
 
 
 def parse(
@@ -398,25 +433,18 @@ def parse(
     name: str = "scenario",
     overrides: Sequence[str] = (),
     loaders: Loaders | None = None,
+    more: Language | None = None,
 ) -> Scenario:
-    """A scenario from the text of its file, and SECTION.KEY=VALUE that win over it. Raises
-    ScenarioError."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(f"{name} is no TOML: {error}") from None
-    _override(document, overrides)
-    source = _Source(text, name, overrides)
-    tables = _tables(document, source)
+    """A scenario from the text of its file, and SECTION.KEY=VALUE that win over it. `more`:
+    sections that others read. Raises ScenarioError."""
+    tables, source, _ = read(text, name=name, overrides=overrides, more=more)
     return _Maker(tables, source, loaders or Loaders()).scenario()
 
 
 class _Maker:
     """Checked tables to a scenario: what only shows when values are seen together."""
 
-    def __init__(
-        self, tables: dict[str, dict[str, Any]], source: _Source, loaders: Loaders
-    ) -> None:
+    def __init__(self, tables: dict[str, dict[str, Any]], source: Source, loaders: Loaders) -> None:
         self._tables = tables
         self._source = source
         self._loaders = loaders

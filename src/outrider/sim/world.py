@@ -44,7 +44,7 @@ from outrider.proto.messages import (
 )
 from outrider.session.client import EdgeClient, Ended, Event, Failed, Progress
 from outrider.session.edge import DraftJob, EdgeSession
-from outrider.session.generation import Counters, Generation
+from outrider.session.generation import Counters, Generation, Step
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import MAX_WINDOW, Plan
 from outrider.session.service import CloudService, Done, Outgoing, ServiceConfig, Work
@@ -152,6 +152,8 @@ class Answer:
     origins: list[Origin] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     """When each token was shown."""
+    steps: list[tuple[float, Step]] = field(default_factory=list)
+    """When each block was shown."""
     queued: float = 0.0
     """Seconds that its rounds waited for the target's engine, all together."""
     end: Ended | Failed | None = None
@@ -322,6 +324,7 @@ class Edge:
             answer.ids += event.step.tokens
             answer.origins += event.step.origins
             answer.times += [now] * len(event.step.tokens)
+            answer.steps.append((now, event.step))
             if event.step.round is not None:
                 answer.queued += event.step.round.queue_s
             self.world.heap.note(b"shown", bytes(t & 0xFF for t in event.step.tokens))

@@ -1,0 +1,336 @@
+"""Experiments: a scenario of the simulator (sim.scenario) and what to vary, as one TOML file.
+
+[bench]     where it runs, what is warmed up, the arm that speeds are against
+[points]    name = ["SECTION.KEY=VALUE", ...]: the same scenario with other values
+[live]      the pair, the questions, the temperature of a live run
+[paper]     what a published table says, where it is from, what it leaves out
+[published] arm = { point = figure }, [unmatched] the same for methods that nothing here is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from outrider.bench.live import wishes_of
+from outrider.core.link import Link, LinkError, parse_link
+from outrider.core.tokens import ParameterError
+from outrider.runtime.shaping import load_trace
+from outrider.session.schedules import Schedule
+from outrider.sim import scenario as simulated
+from outrider.sim.scenario import ANY, Language, Loaders, Scenario, ScenarioError, Source
+
+BASELINES: Final = ("cloud-only", "colocated", "sync/ratio", "sync", "edge-only")
+"""In every table: streaming, speculation beside the target, the plain loop with ids and q(x) up
+(the field's fair baseline) and ours, and the draft by itself."""
+DEFAULT_ARMS: Final = ("pearl", "stream", "freerun")
+MAX_POINTS: Final = 1000
+MAX_PACE_MS: Final = 60_000.0
+MAX_PROMPTS: Final = 10_000
+QUICK_REQUESTS: Final = 4
+"""Answers of a run with --quick, where the file says nothing else."""
+MODELLED: Final = ("edge", "cloud", "acceptance", "scale")
+"""Sections that only a simulation has: live they are measured."""
+
+
+class System(StrEnum):
+    """Where an experiment runs."""
+
+    SIMULATOR = "simulator"
+    LIVE = "live"
+
+
+FIGURES: Final = (
+    "ms_per_token",
+    "mean_ms_per_token",
+    "tokens_per_second",
+    "speed",
+    "forwards_per_token",
+    "cloud_share",
+    "score",
+)
+"""What a published table may hold (bench.figures)."""
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
+        raise ValueError('must be a list of texts, such as ["link.rtt=20ms"]')
+    return tuple(value)
+
+
+def _one_of(*names: str) -> simulated.Check:
+    def check(value: Any) -> str:
+        if value not in names:
+            raise ValueError(f"must be one of {', '.join(names)}")
+        return str(value)
+
+    return check
+
+
+def _row(value: Any) -> dict[str, float]:
+    ok = isinstance(value, dict) and all(
+        isinstance(v, int | float) and not isinstance(v, bool) for v in value.values()
+    )
+    if not ok:
+        raise ValueError("must be { POINT = number, ... }")
+    return {str(k): float(v) for k, v in value.items()}
+
+
+_text, _whole, _number = simulated.some_text, simulated.whole, simulated.number
+
+MORE: Final[Language] = {
+    "bench": {
+        "system": (_one_of(*System), System.SIMULATOR.value),
+        "base": (_text, "cloud-only"),
+        "warm-up": (_whole(0, 100), 1),
+        "quick": (_texts, ()),
+    },
+    "points": {ANY: (_texts, None)},
+    "live": {
+        "target": (_text, "builtin:smollm2"),
+        "draft": (_text, "small"),
+        "pace": (_number(0.0, MAX_PACE_MS), 0.0),
+        "temperature": (_number(0.0, 100.0), 0.0),
+        "data": (_texts, ("built-in",)),
+        "prompts": (_whole(1, MAX_PROMPTS), 4),
+    },
+    "paper": {
+        "source": (_text, ""),
+        "table": (_text, ""),
+        "figure": (_one_of(*FIGURES), "mean_ms_per_token"),
+        "left-out": (_text, ""),
+        "reason": (_text, ""),
+        "not-found": (_text, ""),
+    },
+    "labels": {ANY: (_text, None)},
+    "published": {ANY: (_row, None)},
+    "unmatched": {ANY: (_row, None)},
+}
+"""Sections beside those of the simulator. `live.pace`: ms added to each of the target's forwards;
+`live.prompts`: of each data set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """What a live run asks, and whom."""
+
+    target: str
+    draft: str
+    pace_ms: float
+    temperature: float
+    data: tuple[str, ...]
+    prompts: int
+    max_tokens: int
+    draft_length: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One set of circumstances; `scenario` of a simulation, `pair` and `link` of a live run."""
+
+    name: str
+    scenario: Scenario | None = None
+    pair: Pair | None = None
+    link: Link | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paper:
+    """A published table beside which ours is shown."""
+
+    source: str
+    table: str
+    figure: str
+    left_out: str
+    reason: str
+    not_found: str
+    labels: Mapping[str, str]
+    """Arm to the paper's name for it."""
+    published: Mapping[str, Mapping[str, float]]
+    """Arm to point to figure."""
+    unmatched: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A checked experiment."""
+
+    title: str
+    system: System
+    base: str
+    warm_up: int
+    seeds: tuple[int, ...]
+    arms: tuple[str, ...]
+    points: tuple[Point, ...]
+    paper: Paper | None
+
+
+def parse(
+    text: str,
+    *,
+    name: str = "scenario",
+    overrides: Sequence[str] = (),
+    loaders: Loaders | None = None,
+    quick: bool = False,
+) -> Experiment:
+    """An experiment from the text of its file. `quick`: few answers. Raises ScenarioError."""
+    tables, source, _ = simulated.read(text, name=name, overrides=overrides, more=MORE)
+    less = _less(tables) if quick else ()
+    overrides = (*less, *overrides)
+    tables, source, written = simulated.read(text, name=name, overrides=overrides, more=MORE)
+    system = System(tables["bench"]["system"])
+    arms = _arms(tables, source, system)
+    points = tables["points"] or {"": ()}
+    if len(points) > MAX_POINTS:
+        source.fail("points", "", f"at most {MAX_POINTS}")
+    made = _Points(text, name, overrides, arms, loaders)
+    build = made.live if system is System.LIVE else made.simulated
+    if system is System.LIVE:
+        for section in MODELLED:
+            if section in written:
+                source.fail(section, "", "is measured in a live run: leave it out")
+    if "controller" in written:
+        source.fail("controller", "", 'name it with its schedule: names = ["sync/auto"]')
+    paper = _paper(tables, source, arms, points)
+    if tables["bench"]["base"] not in arms:
+        source.fail("bench", "base", f"must be one of {', '.join(arms)}")
+    first = tables[""]["seed"]
+    return Experiment(
+        title=tables[""]["title"],
+        system=system,
+        base=tables["bench"]["base"],
+        warm_up=tables["bench"]["warm-up"],
+        seeds=tuple(range(first, first + tables[""]["seeds"])),
+        arms=arms,
+        points=tuple(build(point, changes) for point, changes in points.items()),
+        paper=paper,
+    )
+
+
+def _less(tables: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Overrides of a quick run."""
+    few = min(QUICK_REQUESTS, tables["workload"]["requests"])
+    prompts = min(QUICK_REQUESTS, tables["live"]["prompts"])
+    return (
+        f"workload.requests={few}",
+        f"live.prompts={prompts}",
+        "seeds=1",
+        *tables["bench"]["quick"],
+    )
+
+
+def _arms(
+    tables: Mapping[str, Mapping[str, Any]], source: Source, system: System
+) -> tuple[str, ...]:
+    wanted = tables["schedule"]["names"]
+    names = tuple(dict.fromkeys((*BASELINES, *(DEFAULT_ARMS if wanted is None else wanted))))
+    if system is System.LIVE:
+        for name in names:
+            if name == Schedule.EDGE_ONLY:
+                continue
+            try:
+                wishes_of(name)
+            except ParameterError as error:
+                source.fail("schedule", "names", str(error))
+    return names
+
+
+def _paper(
+    tables: Mapping[str, Mapping[str, Any]],
+    source: Source,
+    arms: Sequence[str],
+    points: Mapping[str, Any],
+) -> Paper | None:
+    table = tables["paper"]
+    if not table["source"]:
+        return None
+    for section in ("published", "unmatched"):
+        for arm, row in tables[section].items():
+            if section == "published" and arm not in arms:
+                source.fail(section, arm, f"is no arm of this file: {', '.join(arms)}")
+            for point in row:
+                if point not in points:
+                    source.fail(section, arm, f"{point!r} is none of {', '.join(points)}")
+    return Paper(
+        source=table["source"],
+        table=table["table"],
+        figure=table["figure"],
+        left_out=table["left-out"],
+        reason=table["reason"],
+        not_found=table["not-found"],
+        labels=tables["labels"],
+        published=tables["published"],
+        unmatched=tables["unmatched"],
+    )
+
+
+class _Points:
+    """Builds points: the file once more, with a point's own values."""
+
+    def __init__(
+        self,
+        text: str,
+        name: str,
+        overrides: Sequence[str],
+        arms: Sequence[str],
+        loaders: Loaders | None,
+    ) -> None:
+        self._text, self._name, self._loaders = text, name, loaders
+        names = ", ".join(f'"{arm}"' for arm in arms)
+        self._overrides = (*overrides, f"schedule.names=[{names}]")
+
+    def simulated(self, point: str, changes: Sequence[str]) -> Point:
+        try:
+            scenario = simulated.parse(
+                self._text,
+                name=self._name,
+                overrides=(*changes, *self._overrides),
+                loaders=self._loaders,
+                more=MORE,
+            )
+        except ScenarioError as error:
+            raise self._named(point, error) from None
+        return Point(name=point, scenario=scenario)
+
+    def live(self, point: str, changes: Sequence[str]) -> Point:
+        overrides = (*changes, *self._overrides)
+        try:
+            tables, source, _ = simulated.read(
+                self._text, name=self._name, overrides=overrides, more=MORE
+            )
+            link = self._link(tables["link"], source)
+        except ScenarioError as error:
+            raise self._named(point, error) from None
+        live, schedule = tables["live"], tables["schedule"]
+        pair = Pair(
+            target=live["target"],
+            draft=live["draft"],
+            pace_ms=live["pace"],
+            temperature=live["temperature"],
+            data=live["data"],
+            prompts=live["prompts"],
+            max_tokens=tables["workload"]["max-tokens"][1],
+            draft_length=schedule["draft-length"],
+            window=schedule["window"],
+        )
+        return Point(name=point, pair=pair, link=link)
+
+    @staticmethod
+    def _link(table: Mapping[str, Any], source: Source) -> Link:
+        for key in ("levels", "outages", "cuts"):
+            if table[key]:
+                source.fail("link", key, "only a simulation can do that: leave it out")
+        names = ("rtt", "jitter", "loss", "up", "down", "up-trace", "down-trace")
+        text = ",".join(table[name] for name in names if table[name])
+        try:
+            return parse_link(text or "rtt=50ms", load=load_trace)
+        except LinkError as error:
+            source.fail("link", "", str(error))
+
+    @staticmethod
+    def _named(point: str, error: ScenarioError) -> ScenarioError:
+        where = f"[points] {point}: " if point else ""
+        return ScenarioError(str(error).replace("--set ", where, 1))

@@ -1,0 +1,168 @@
+"""Cells of an experiment on a real pair: a verifier in a process of its own, a shaped link."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from outrider.bench.experiment import Experiment, Pair, Point
+from outrider.bench.journal import Answer, Cell, Key
+from outrider.bench.live import wishes_of
+from outrider.bench.questions import Question, load
+from outrider.bench.runner import marks
+from outrider.bench.schedules import WARM_UP_TOKENS
+from outrider.bench.scoring import score
+from outrider.core.tokens import Rule, SamplingParams
+from outrider.engines.load import load_drafter, load_vocabulary
+from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeRuntime
+from outrider.runtime.local import GenerationRequest, GenerationResult, LocalGenerator
+from outrider.runtime.process import CloudProcess, pin
+from outrider.session.generation import Step
+from outrider.session.schedules import Schedule
+
+CLOUD_CORE: Final = 0
+EDGE_CORE: Final = 1
+Steps = list[tuple[float, Step]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What answers questions at one point."""
+
+    pair: Pair
+    tokenizer: Any
+    runtime: EdgeRuntime
+    alone: LocalGenerator
+
+
+class Live:
+    """Answers through a verifier; a cell is one answer."""
+
+    def __init__(self, experiment: Experiment, *, run_code: bool) -> None:
+        self._experiment = experiment
+        self._run_code = run_code
+        self._questions: dict[tuple[str, int], list[Question]] = {}
+
+    def _asked(self, pair: Pair, data: str) -> list[Question]:
+        key = (data, pair.prompts)
+        if key not in self._questions:
+            self._questions[key] = load(data, pair.prompts)
+        return self._questions[key]
+
+    def keys(self, point: Point) -> list[Key]:
+        assert point.pair is not None
+        return [
+            Key(point=point.name, data=data, item=question.name, arm=arm, seed=seed)
+            for seed in self._experiment.seeds
+            for data in point.pair.data
+            for question in self._asked(point.pair, data)
+            for arm in self._experiment.arms
+        ]
+
+    async def measure(self, point: Point, keys: Sequence[Key]) -> AsyncIterator[Cell]:
+        pair, link = point.pair, point.link
+        assert pair is not None
+        assert link is not None
+        flags = ["--model", pair.target, "--draft", pair.draft, "--threads", "1"]
+        async with CloudProcess(
+            [*flags, "--target-pace", str(pair.pace_ms)], core=CLOUD_CORE
+        ) as cloud:
+            pin(os.getpid(), EDGE_CORE)
+            vocabulary = load_vocabulary(pair.target)
+            drafter = load_drafter(pair.draft, vocabulary, threads=1)
+            async with EdgeRuntime(
+                EdgeConfig(url=cloud.url, link=link),
+                vocabulary.tokenizer,
+                drafter,
+                context_length=vocabulary.model.info.context_length,
+            ) as runtime:
+                alone = LocalGenerator(drafter.model, vocabulary.tokenizer)  # type: ignore[attr-defined]
+                loaded = _Loaded(pair, vocabulary.tokenizer, runtime, alone)
+                await self._warm_up(loaded, keys)
+                for key in keys:
+                    yield await self._cell(loaded, key)
+
+    async def _warm_up(self, loaded: _Loaded, keys: Sequence[Key]) -> None:
+        """Short answers of every arm, not measured (field case 39)."""
+        question = self._asked(loaded.pair, keys[0].data)[0]
+        for arm in dict.fromkeys(key.arm for key in keys):
+            for _ in range(self._experiment.warm_up):
+                params = SamplingParams(seed=0, max_tokens=WARM_UP_TOKENS, temperature=0.0)
+                await _answer(loaded, arm, _ids(loaded, question), params)
+
+    async def _cell(self, loaded: _Loaded, key: Key) -> Cell:
+        questions = self._asked(loaded.pair, key.data)
+        question = next(q for q in questions if q.name == key.item)
+        params = SamplingParams(
+            temperature=loaded.pair.temperature, seed=key.seed, max_tokens=loaded.pair.max_tokens
+        )
+        before, began = loaded.runtime.link_use, time.monotonic()
+        result, steps = await _answer(loaded, key.arm, _ids(loaded, question), params)
+        seconds, after = time.monotonic() - began, loaded.runtime.link_use
+        found = score(question, result.text, run_code=self._run_code)
+        return Cell(
+            key=key,
+            answers=(replace(_figures(result), score=found),),
+            forwards=0 if key.arm == Schedule.EDGE_ONLY else result.target_forwards,
+            busy=None if key.arm == Schedule.EDGE_ONLY else _busy(steps),
+            seconds=seconds,
+            bytes_up=after.payload_up - before.payload_up,
+            bytes_down=after.payload_down - before.payload_down,
+            warm_up=self._experiment.warm_up,
+            marks=marks(steps),
+        )
+
+
+def _busy(steps: Steps) -> float:
+    return sum(step.round.step_s for _, step in steps if step.round is not None)
+
+
+def _ids(loaded: _Loaded, question: Question) -> tuple[int, ...]:
+    if question.raw:
+        return tuple(loaded.tokenizer.encode(question.prompt))
+    return tuple(loaded.tokenizer.chat([{"role": "user", "content": question.prompt}]))
+
+
+async def _answer(
+    loaded: _Loaded, arm: str, prompt: tuple[int, ...], params: SamplingParams
+) -> tuple[GenerationResult, Steps]:
+    if arm == Schedule.EDGE_ONLY:
+        request = GenerationRequest(prompt_ids=prompt, params=params, draft_length=0)
+        return await asyncio.to_thread(loaded.alone.generate, request), []
+    wishes = wishes_of(arm)
+    stream = await loaded.runtime.stream(
+        EdgeRequest(
+            prompt_ids=prompt,
+            params=params,
+            draft_length=loaded.pair.draft_length,
+            window=loaded.pair.window,
+            **{"rule": Rule.COUPLED, **wishes},
+        )
+    )
+    began, steps = time.monotonic(), []
+    async for step in stream:
+        steps.append((time.monotonic() - began, step))
+    return stream.result.generation, steps
+
+
+def _figures(result: GenerationResult) -> Answer:
+    timing = result.timing
+    rest = timing.total_s - timing.ttft_s
+    later = round(rest / timing.tpot_s) if timing.tpot_s else 0
+    ids = " ".join(map(str, result.token_ids)).encode()
+    return Answer(
+        tokens=result.completion_tokens,
+        first=timing.ttft_s,
+        rest=rest,
+        later=later,
+        finish=result.finish_reason.value if result.finish_reason else "",
+        drafted=result.counters.drafted,
+        accepted=result.counters.accepted,
+        relaxed=result.relaxed.relaxed if result.relaxed else 0,
+        digest=hashlib.blake2b(ids, digest_size=8).hexdigest(),
+    )

@@ -1,0 +1,209 @@
+"""`outrider bench`: ways to decode x links x data x seeds, live or simulated."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from outrider.commands import console
+from outrider.commands.benchtable import show
+from outrider.commands.errors import INTERRUPTED, CommandError
+from outrider.commands.options import Json
+from outrider.commands.simulate import record_of
+from outrider.commands.traces import bars
+
+if TYPE_CHECKING:
+    from outrider.bench.experiment import Experiment
+    from outrider.bench.journal import Header
+
+DEFAULT_OUTPUT: Final = Path("outrider-bench.jsonl")
+QUICK: Final = "quick.toml"
+
+
+def bench(
+    scenario: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[SCENARIO]",
+            help="A TOML file (docs/bench.md); left out with --quick: the built-in pair, live.",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", metavar="", help="Few answers and one seed: minutes, for a first look."
+        ),
+    ] = False,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Where each cell is written.")
+    ] = DEFAULT_OUTPUT,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Go on with a run that was interrupted; it knows its scenario.",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Another value for a key of the scenario, as in live.pace=60; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    run_code: Annotated[
+        bool,
+        typer.Option(
+            "--run-code",
+            metavar="",
+            help="Score humaneval by running what the model wrote, in a process with limits on "
+            "time, memory and files. It is no wall against code that means harm.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare ways to decode: on links, data sets and seeds, on a live pair or in the simulator.
+
+    Each finished cell is written at once; Ctrl-C loses nothing, and --resume goes on. Arms warm up
+    and take turns; cloud-only, co-located, plain synchronous and edge-only decoding are always in
+    the table; figures carry bootstrap intervals.
+
+    Examples:
+
+    ```
+    outrider bench --quick
+    outrider bench scenarios/phone.toml -o phone.jsonl
+    outrider bench --resume phone.jsonl
+    ```
+    """
+    from outrider.bench import journal
+
+    try:
+        path, header = _opened(scenario, output, resume, settings or [], quick, run_code)
+    except journal.JournalError as error:
+        raise CommandError(str(error)) from None
+    experiment = load(header)
+    _warn(header)
+    complete = True
+    try:
+        asyncio.run(_run(experiment, header, path))
+    except KeyboardInterrupt:
+        complete = False
+    cells = journal.read(path).cells
+    if not complete:
+        kept = f"{len(cells)} cells are in {path}; go on: outrider bench --resume {path}"
+        console.messages().print(kept, markup=False)
+        raise typer.Exit(INTERRUPTED)
+    show(experiment, header, cells, as_json=as_json)
+
+
+def _opened(
+    scenario: Path | None,
+    output: Path,
+    resume: Path | None,
+    settings: list[str],
+    quick: bool,
+    run_code: bool,
+) -> tuple[Path, Header]:
+    """The run's file, and what it is of."""
+    from outrider.bench import journal
+
+    if resume is not None:
+        if scenario is not None or settings or quick or run_code:
+            raise CommandError("--resume goes on with what the run is of: give nothing beside it")
+        header = journal.read(resume).header
+        load(header)
+        journal.mend(resume)
+        return resume, header
+    if scenario is None and not quick:
+        raise CommandError("say what to compare: a scenario (docs/bench.md), or --quick")
+    header = _header(scenario, tuple(settings), quick=quick, run_code=run_code)
+    load(header)
+    journal.begin(output, header)
+    return output, header
+
+
+def _header(
+    scenario: Path | None, settings: tuple[str, ...], *, quick: bool, run_code: bool
+) -> Header:
+    from outrider.bench.journal import Header
+    from outrider.diagnose import machine
+
+    if scenario is None:
+        text = (resources.files("outrider") / "data" / QUICK).read_text(encoding="utf-8")
+        name, folder = QUICK, "."
+    else:
+        try:
+            text = scenario.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CommandError(f"cannot read the scenario {scenario}: {error}") from None
+        name, folder = scenario.name, str(scenario.parent)
+    return Header(
+        name=name,
+        text=text,
+        folder=folder,
+        overrides=settings,
+        quick=quick,
+        machine=machine(),
+        run_code=run_code,
+    )
+
+
+def load(header: Header) -> Experiment:
+    """The experiment that a run is of. Raises CommandError."""
+    from outrider.bench.experiment import parse
+    from outrider.runtime.shaping import load_trace
+    from outrider.sim.scenario import Loaders, ScenarioError
+
+    folder = Path(header.folder)
+    loaders = Loaders(
+        link=lambda file: load_trace(str(folder / file)),
+        record=lambda file: record_of(folder / file),
+    )
+    try:
+        return parse(
+            header.text,
+            name=header.name,
+            overrides=header.overrides,
+            loaders=loaders,
+            quick=header.quick,
+        )
+    except ScenarioError as error:
+        raise CommandError(str(error)) from None
+
+
+def _warn(header: Header) -> None:
+    from outrider.bench.sandbox import without_network
+
+    if header.run_code and not without_network():
+        console.messages().print("warning: code that is run here can reach the network")
+
+
+async def _run(experiment: Experiment, header: Header, path: Path) -> None:
+    from outrider.bench import journal
+    from outrider.bench.questions import QuestionError
+    from outrider.bench.runner import backend, run, total
+
+    where: Any = backend(experiment, run_code=header.run_code)
+    try:
+        whole = total(experiment, where)
+    except QuestionError as error:
+        raise CommandError(str(error)) from None
+    done = {cell.key for cell in journal.read(path).cells}
+    count = len(done)
+    with bars() as tell:
+        tell("cells", count, whole)
+        async with aclosing(run(experiment, where, done)) as cells:  # type: ignore[type-var]
+            async for cell in cells:
+                journal.append(path, cell)
+                count += 1
+                tell("cells", count, whole)

@@ -1,0 +1,97 @@
+"""Tables of `outrider bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+
+from outrider.commands import console
+
+if TYPE_CHECKING:
+    from outrider.bench.experiment import Experiment
+    from outrider.bench.figures import Estimate, Row
+    from outrider.bench.journal import Cell, Header
+
+
+def facts(experiment: Experiment, header: Header, cells: Sequence[Cell]) -> dict[str, Any]:
+    """The JSON object of a run."""
+    from outrider.bench.figures import rows
+
+    return {
+        "title": experiment.title,
+        "system": experiment.system.value,
+        "base": experiment.base,
+        "quick": header.quick,
+        "machine": header.machine,
+        "rows": [asdict(row) for row in rows(cells, base=experiment.base)],
+    }
+
+
+def show(experiment: Experiment, header: Header, cells: Sequence[Cell], *, as_json: bool) -> None:
+    """A run's figures, as a table or as JSON."""
+    from outrider.bench.figures import rows
+
+    if as_json:
+        console.print_json(facts(experiment, header, cells))
+        return
+    out = console.facts()
+    found = rows(cells, base=experiment.base)
+    for point, data in dict.fromkeys((row.point, row.data) for row in found):
+        title = " / ".join(part for part in (experiment.title, point, data) if part)
+        out.print(_table(title, [r for r in found if (r.point, r.data) == (point, data)]))
+    for note in notes(experiment, found):
+        out.print(note, markup=False, soft_wrap=True)
+
+
+def notes(experiment: Experiment, found: Sequence[Row]) -> list[str]:
+    """What a reader has to know of the figures."""
+    kind = "Simulated." if experiment.system == "simulator" else "Live."
+    said = [
+        f"{kind} ms and speed: medians over answers; interval: 95 % bootstrap; speed is against "
+        f"{experiment.base} on the same question and seed. edge-only is another text."
+    ]
+    if any(row.warm_up == 0 for row in found):
+        said.append("cold: no warm-up before the first answer that counts.")
+    lost = sum(row.unfinished for row in found)
+    if lost:
+        said.append(f"{lost} answers failed and are not in the figures.")
+    return said
+
+
+def _table(title: str, found: Sequence[Row]) -> Table:
+    table = Table(title=title or None, box=box.SIMPLE_HEAD)
+    table.add_column("way to decode", no_wrap=True)
+    headings = (
+        "ms per\ntoken",
+        "interval",
+        "speed",
+        "interval",
+        "TTFT\nms",
+        "for-\nwards",
+        "score",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in found:
+        table.add_row(
+            row.arm,
+            _shown(row.ms_per_token, 1)[0],
+            *_shown(row.speed, 2),
+            "-" if row.ttft_ms is None else f"{row.ttft_ms:.0f}",
+            "-" if row.forwards_per_token is None else f"{row.forwards_per_token:.2f}",
+            "-" if row.score is None else f"{row.score.value:.2f}",
+        )
+    return table
+
+
+def _shown(estimate: Estimate | None, digits: int) -> tuple[str, str]:
+    if estimate is None:
+        return "-", ""
+    value = f"{estimate.value:.{digits}f}"
+    if estimate.low is None or estimate.high is None:
+        return value, ""
+    return value, f"{estimate.low:.{digits}f}-{estimate.high:.{digits}f}"

@@ -1,0 +1,154 @@
+"""Scenarios of the bench: errors with their line; runs that are interrupted and go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.bench.experiment import BASELINES, parse
+from outrider.bench.journal import JournalError, read
+from outrider.bench.runner import Simulator, run
+from outrider.cli import run as command
+from outrider.commands import bench as bench_command
+from outrider.sim.scenario import ScenarioError
+
+SMALL = """
+title = "small"
+seeds = 2
+[points]
+"near" = ["link.rtt=10ms"]
+"far" = ["link.rtt=90ms"]
+[workload]
+requests = 3
+max-tokens = 12
+[schedule]
+names = ["sync/auto"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[bnech]\n", "line 1: [bnech]: no such section; did you mean [bench]?"),
+        ("[bench]\nsistem = 'live'\n", "line 2: [bench] sistem: no such key; did you mean system?"),
+        ("[bench]\nsystem = 'both'\n", "must be one of simulator, live"),
+        ("[bench]\nbase = 'pearls'\n", "line 2: [bench] base: must be one of cloud-only"),
+        ("[points]\n'a' = 'link.rtt=1ms'\n", "line 2: [points] a: must be a list of texts"),
+        ("[points]\n'a' = ['link.rtt=7']\n", "[points] a: link.rtt: means nothing"),
+        ("[points]\n'a' = ['link.rrt=7ms']\n", "link.rrt: no such key; did you mean rtt?"),
+        ("[schedule]\nnames = ['sinc']\n", "no schedule 'sinc'; did you mean sync"),
+        ("[controller]\nname = 'auto'\n", "line 1: [controller]: name it with its schedule"),
+        ("[bench]\nsystem='live'\n[edge]\ndraft='5ms'\n", "line 3: [edge]: is measured in a live"),
+        ("[bench]\nsystem='live'\n[link]\nlevels=['5ms']\n", "line 4: [link] levels: only a simul"),
+        ("[bench]\nsystem='live'\n[schedule]\nnames=['x']\n", "line 4: [schedule] names: arm: 'x'"),
+        ("[live]\npace = -1\n", "line 2: [live] pace: must be a number in [0, 60000]"),
+        ("[paper]\nfigure = 'luck'\n", "must be one of ms_per_token"),
+        (
+            "[paper]\nsource='s'\n[published]\n'x' = {a = 1}\n",
+            "line 4: [published] x: is no arm of this file",
+        ),
+        (
+            "[points]\n'a' = []\n[paper]\nsource='s'\n[published]\nsync = {b = 1}\n",
+            "line 6: [published] sync: 'b' is none of a",
+        ),
+        ("[paper]\nsource='s'\n[published]\nsync = 3\n", "must be { POINT = number, ... }"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, says: str):
+    with pytest.raises(ScenarioError) as caught:
+        parse(text, name="x.toml")
+    assert says in str(caught.value)
+
+
+def test_baselines_are_in_every_table():
+    experiment = parse(SMALL)
+    assert experiment.arms == (*BASELINES, "sync/auto")
+    assert [p.name for p in experiment.points] == ["near", "far"]
+    assert experiment.points[1].scenario is not None
+    assert experiment.points[1].scenario.conditions.link.rtt_s == pytest.approx(0.09)
+    quick = parse(SMALL, quick=True)
+    assert quick.seeds == (0,)
+
+
+def measured(text: str = SMALL) -> list[object]:
+    async def all_cells() -> list[object]:
+        experiment = parse(text)
+        return [cell async for cell in run(experiment, Simulator(experiment))]
+
+    return asyncio.run(all_cells())
+
+
+def test_a_run_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "s.toml").write_text(SMALL)
+    out = tmp_path / "run.jsonl"
+    assert command(["bench", str(tmp_path / "s.toml"), "-o", str(out), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert len(facts["rows"]) == 2 * 6
+    assert facts["machine"]["cores"] >= 1
+    assert all(row["answers"] == 6 for row in facts["rows"])
+    assert all(row["ms_per_token"]["low"] is not None for row in facts["rows"])
+    assert list(read(out).cells) == measured()
+    assert command(["bench", str(tmp_path / "s.toml"), "-o", str(out)]) == 2
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "s.toml").write_text(SMALL)
+    out = tmp_path / "run.jsonl"
+    from outrider.bench import journal
+
+    append, written = journal.append, []
+
+    def interrupted(path: Path, cell: journal.Cell) -> None:
+        append(path, cell)
+        written.append(cell)
+        if len(written) == 7:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(journal, "append", interrupted)
+    assert command(["bench", str(tmp_path / "s.toml"), "-o", str(out)]) == 130
+    assert f"7 cells are in {out}" in capsys.readouterr().err.replace("\n", "")
+    monkeypatch.setattr(journal, "append", append)
+    with out.open("a") as file:
+        file.write('{"cell": {"key": {"poi')  # killed while it wrote
+    assert len(read(out).cells) == 7
+    assert command(["bench", "--resume", str(out), "--json"]) == 0
+    assert list(read(out).cells) == measured(), "each once, and the same as without a break"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["bench"], "say what to compare"),
+        (["bench", "nowhere.toml"], "cannot read the scenario nowhere.toml"),
+        (["bench", "--resume", "RUN", "--quick"], "give nothing beside it"),
+        (["bench", "--resume", "RUN"], "is no run of outrider bench"),
+    ],
+)
+def test_bad_input(words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "other").write_text("{}\n")
+    words = [str(tmp_path / "other") if w == "RUN" else w for w in words]
+    assert command(words) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_line_that_is_broken_is_named(tmp_path: Path):
+    (tmp_path / "s.toml").write_text(SMALL)
+    out = tmp_path / "run.jsonl"
+    assert command(["bench", str(tmp_path / "s.toml"), "-o", str(out), "--json"]) == 0
+    lines = out.read_text().splitlines(keepends=True)
+    out.write_text("".join([*lines[:3], "{oops\n", *lines[4:]]))
+    with pytest.raises(JournalError, match="line 4: no JSON"):
+        read(out)
+
+
+def test_the_quick_scenario_is_in_the_package():
+    header = bench_command._header(None, (), quick=True, run_code=False)
+    experiment = bench_command.load(header)
+    assert experiment.system == "live"
+    assert {"pearl", "stream", "freerun"} <= set(experiment.arms)
