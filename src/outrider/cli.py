@@ -32,6 +32,7 @@ try:
     from outrider.commands.probe import probe
     from outrider.commands.pull import pull
     from outrider.commands.record import record
+    from outrider.commands.report import report
     from outrider.commands.serve import serve
     from outrider.commands.simulate import simulate
     from outrider.commands.version import version
@@ -61,6 +62,7 @@ for command in (
     load,
     simulate,
     bench,
+    report,
     plan,
     doctor,
     version,

@@ -95,6 +95,7 @@ MORE: Final[Language] = {
         "temperature": (_number(0.0, 100.0), 0.0),
         "data": (_texts, ("built-in",)),
         "prompts": (_whole(1, MAX_PROMPTS), 4),
+        "calibration": (_text, None),
     },
     "paper": {
         "source": (_text, ""),
@@ -125,6 +126,8 @@ class Pair:
     max_tokens: int
     draft_length: int
     window: int
+    calibration: str | None
+    """Folder of `outrider calibrate`, for `credit`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +318,7 @@ class _Points:
             max_tokens=tables["workload"]["max-tokens"][1],
             draft_length=schedule["draft-length"],
             window=schedule["window"],
+            calibration=live["calibration"],
         )
         return Point(name=point, pair=pair, link=link)
 

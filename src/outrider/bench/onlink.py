@@ -84,7 +84,11 @@ class Live:
                 alone = LocalGenerator(drafter.model, vocabulary.tokenizer)  # type: ignore[attr-defined]
                 loaded = _Loaded(pair, vocabulary.tokenizer, runtime, alone)
                 await self._warm_up(loaded, keys)
+                known: set[tuple[str, str]] = set()
                 for key in keys:
+                    if (key.data, key.item) not in known:
+                        known.add((key.data, key.item))
+                        await self._show(loaded, key)
                     yield await self._cell(loaded, key)
 
     async def _warm_up(self, loaded: _Loaded, keys: Sequence[Key]) -> None:
@@ -94,6 +98,14 @@ class Live:
             for _ in range(self._experiment.warm_up):
                 params = SamplingParams(seed=0, max_tokens=WARM_UP_TOKENS, temperature=0.0)
                 await _answer(loaded, arm, _ids(loaded, question), params)
+
+    async def _show(self, loaded: _Loaded, key: Key) -> None:
+        """Let the verifier see a question. It keeps prompts, so the arm that came first would pay
+        alone for what the others then find."""
+        questions = self._asked(loaded.pair, key.data)
+        question = next(q for q in questions if q.name == key.item)
+        params = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
+        await _answer(loaded, Schedule.CLOUD_ONLY, _ids(loaded, question), params)
 
     async def _cell(self, loaded: _Loaded, key: Key) -> Cell:
         questions = self._asked(loaded.pair, key.data)
@@ -135,6 +147,8 @@ async def _answer(
         request = GenerationRequest(prompt_ids=prompt, params=params, draft_length=0)
         return await asyncio.to_thread(loaded.alone.generate, request), []
     wishes = wishes_of(arm)
+    if wishes.get("controller") == "credit":
+        wishes["calibration"] = loaded.pair.calibration
     stream = await loaded.runtime.stream(
         EdgeRequest(
             prompt_ids=prompt,

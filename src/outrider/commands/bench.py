@@ -75,7 +75,7 @@ def bench(
 
     Each finished cell is written at once; Ctrl-C loses nothing, and --resume goes on. Arms warm up
     and take turns; cloud-only, co-located, plain synchronous and edge-only decoding are always in
-    the table; figures carry bootstrap intervals.
+    the table; figures carry bootstrap intervals. `outrider report FILE` makes a page of it.
 
     Examples:
 
@@ -126,13 +126,13 @@ def _opened(
         return resume, header
     if scenario is None and not quick:
         raise CommandError("say what to compare: a scenario (docs/bench.md), or --quick")
-    header = _header(scenario, tuple(settings), quick=quick, run_code=run_code)
+    header = header_of(scenario, tuple(settings), quick=quick, run_code=run_code)
     load(header)
     journal.begin(output, header)
     return output, header
 
 
-def _header(
+def header_of(
     scenario: Path | None, settings: tuple[str, ...], *, quick: bool, run_code: bool
 ) -> Header:
     from outrider.bench.journal import Header

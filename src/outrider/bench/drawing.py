@@ -1,0 +1,126 @@
+"""Pictures of a run as SVG, written by hand: they need no library and no file beside the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+
+from outrider.bench.figures import Row
+from outrider.bench.journal import Mark
+
+WIDTH: Final = 860
+LABEL: Final = 190
+"""Pixels for names at the left."""
+RIGHT: Final = 70
+LINE: Final = 22
+LANE: Final = 13
+BLOCKS: Final = 24
+"""Blocks of an answer that a timeline shows at most."""
+STEPS: Final = (1, 2, 5)
+
+
+def _text(x: float, y: float, words: str, *, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def _svg(height: float, parts: Sequence[str], *, label: str) -> str:
+    head = f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">'
+    return head + "".join(parts) + "</svg>"
+
+
+def ticks(most: float, count: int = 6) -> list[float]:
+    """About `count` round numbers from 0 to `most`."""
+    if most <= 0:
+        return [0.0]
+    size = 1e-6
+    while True:
+        for step in STEPS:
+            if most / (size * step) <= count:
+                found = size * step
+                return [i * found for i in range(int(most / found) + 1)]
+        size *= 10
+
+
+def _axis(most: float, height: float, unit: str) -> list[str]:
+    scale = (WIDTH - LABEL - RIGHT) / most
+    parts = []
+    for at in ticks(most):
+        x = LABEL + at * scale
+        parts.append(f'<line class="grid" x1="{x:.1f}" y1="4" x2="{x:.1f}" y2="{height:.0f}"/>')
+        parts.append(_text(x, height + 14, f"{at:g}", anchor="middle"))
+    parts.append(_text(LABEL - 8, height + 14, unit, anchor="end"))
+    return parts
+
+
+def dots(rows: Sequence[Row], *, label: str) -> str:
+    """ms a token of each arm, with its interval."""
+    known = [(row, row.ms_per_token) for row in rows if row.ms_per_token is not None]
+    most = max((e.high or e.value for _, e in known), default=1.0) or 1.0
+    scale = (WIDTH - LABEL - RIGHT) / most
+    height = LINE * len(known) + 8
+    parts = _axis(most, height, "ms a token")
+    for i, (row, found) in enumerate(known):
+        y = LINE * i + 18
+        x = LABEL + found.value * scale
+        parts.append(_text(LABEL - 8, y + 4, row.arm, anchor="end"))
+        if found.low is not None and found.high is not None:
+            a, b = LABEL + found.low * scale, LABEL + found.high * scale
+            parts.append(f'<line class="range" x1="{a:.1f}" y1="{y}" x2="{b:.1f}" y2="{y}"/>')
+        parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y}" r="4"/>')
+        edge = LABEL + (found.high or found.value) * scale
+        parts.append(_text(edge + 9, y + 4, f"{found.value:.1f}"))
+    return _svg(height + 20, parts, label=label)
+
+
+def timelines(answers: Sequence[tuple[str, Sequence[Mark]]], *, label: str) -> str:
+    """Lanes of edge, link and cloud, one group an arm, all on one time scale that begins with
+    the question."""
+    most = max((marks[:BLOCKS][-1].at for _, marks in answers if marks), default=1.0)
+    scale = (WIDTH - LABEL - RIGHT) / (1e3 * most)
+    group = 3 * LANE + 12
+    height = group * len(answers) + 4
+    parts = _axis(1e3 * most, height, "ms")
+    for i, (arm, marks) in enumerate(answers):
+        top = group * i + 6
+        parts.append(_text(LABEL - 52, top + LANE + 9, arm, anchor="end"))
+        for lane, name in enumerate(("edge", "link", "cloud")):
+            y = top + lane * LANE
+            parts.append(_text(LABEL - 6, y + 10, name, anchor="end"))
+            parts.append(f'<rect class="lane" x="{LABEL}" y="{y}" width="{WIDTH - LABEL - RIGHT}" ')
+            parts.append(f'height="{LANE - 2}"/>')
+        for mark in marks[:BLOCKS]:
+            parts += _block(mark, top, 1e3 * scale)
+    return _svg(height + 20, parts, label=label)
+
+
+def _block(mark: Mark, top: float, scale: float) -> list[str]:
+    """A block's way back from the moment it was shown: down, forward, queue, up. Half of what the
+    network took is drawn in each direction, since only the sum is known."""
+    half = (mark.network or 0.0) / 2
+    out = mark.at - half
+    begun = out - mark.step
+    came = begun - mark.queue
+    what = f"{mark.tokens} shown, {mark.accepted} of {mark.drafted} drafts stand"
+
+    def bar(kind: str, lane: int, since: float, until: float) -> str:
+        x, wide = LABEL + max(since, 0.0) * scale, max((until - max(since, 0.0)) * scale, 0.6)
+        return (
+            f'<rect class="{kind}" x="{x:.1f}" y="{top + lane * LANE}" width="{wide:.1f}" '
+            f'height="{LANE - 2}"><title>{what}</title></rect>'
+        )
+
+    parts = [bar("step", 2, begun, out)]
+    if mark.queue > 0:
+        parts.append(bar("queue", 2, came, begun))
+    if half:
+        parts.append(bar("down", 1, out, mark.at))
+        if mark.drafted:
+            parts.append(bar("up", 1, came - half, came))
+    x = LABEL + mark.at * scale
+    tall = min(LANE - 2, 2 + 2 * mark.tokens)
+    parts.append(
+        f'<rect class="shown" x="{x - 1:.1f}" y="{top + LANE - 2 - tall}" width="2" '
+        f'height="{tall}"><title>{what}</title></rect>'
+    )
+    return parts
