@@ -39,6 +39,7 @@ names = ["sync/auto"]
         ("[points]\n'a' = 'link.rtt=1ms'\n", "line 2: [points] a: must be a list of texts"),
         ("[points]\n'a' = ['link.rtt=7']\n", "[points] a: link.rtt: means nothing"),
         ("[points]\n'a' = ['link.rrt=7ms']\n", "link.rrt: no such key; did you mean rtt?"),
+        ("[points]\n'a' = ['seed=7']\n", "line 2: [points] a: seed=7: is the same at all points"),
         ("[schedule]\nnames = ['sinc']\n", "no schedule 'sinc'; did you mean sync"),
         ("[controller]\nname = 'auto'\n", "line 1: [controller]: name it with its schedule"),
         ("[bench]\nsystem='live'\n[edge]\ndraft='5ms'\n", "line 3: [edge]: is measured in a live"),

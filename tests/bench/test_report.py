@@ -14,7 +14,8 @@ from outrider.bench.comparison import changes
 from outrider.bench.drawing import ticks
 from outrider.bench.experiment import BASELINES, System, parse
 from outrider.bench.figures import rows
-from outrider.bench.journal import Answer, Cell, Key
+from outrider.bench.journal import Answer, Cell, Key, read
+from outrider.bench.page import run_page
 from outrider.bench.papertable import markdown, paper_table
 from outrider.cli import run
 from outrider.commands.bench import header_of, load
@@ -145,6 +146,13 @@ def test_two_runs(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert not any(row["beyond_noise"] for row in facts["rows"])
     assert run(["report", str(done), str(done)]) == 0
     assert "times as fast" in capsys.readouterr().out
+
+
+def test_a_cold_run_is_called_cold(done: Path):
+    header = read(done).header
+    cold = run_page(load(header), header, [answers("cloud-only", [0.5] * 3)])
+    assert "cold: no warm-up" in cold
+    assert "cold:" not in run_page(load(header), header, read(done).cells)
 
 
 @pytest.mark.parametrize(

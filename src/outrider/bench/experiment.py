@@ -35,6 +35,10 @@ MODELLED: Final = ("edge", "cloud", "acceptance", "scale")
 """Sections that only a simulation has: live they are measured."""
 
 
+SHARED: Final = ("seed", "title", "bench.", "points.", "schedule.names", "paper.", "published.")
+"""Beginnings of keys that no point may change."""
+
+
 class System(StrEnum):
     """Where an experiment runs."""
 
@@ -189,6 +193,10 @@ def parse(
     points = tables["points"] or {"": ()}
     if len(points) > MAX_POINTS:
         source.fail("points", "", f"at most {MAX_POINTS}")
+    for point, changes in points.items():
+        for change in changes:
+            if change.partition("=")[0].strip().startswith(SHARED):
+                source.fail("points", point, f"{change}: is the same at all points: set it above")
     made = _Points(text, name, overrides, arms, loaders)
     build = made.live if system is System.LIVE else made.simulated
     if system is System.LIVE:

@@ -18,6 +18,7 @@ from outrider.bench.runner import marks
 from outrider.bench.schedules import WARM_UP_TOKENS
 from outrider.bench.scoring import score
 from outrider.core.tokens import Rule, SamplingParams
+from outrider.engines.base import EngineError
 from outrider.engines.load import load_drafter, load_vocabulary
 from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeRuntime
 from outrider.runtime.local import GenerationRequest, GenerationResult, LocalGenerator
@@ -81,7 +82,13 @@ class Live:
                 drafter,
                 context_length=vocabulary.model.info.context_length,
             ) as runtime:
-                alone = LocalGenerator(drafter.model, vocabulary.tokenizer)  # type: ignore[attr-defined]
+                model = getattr(drafter, "model", None)
+                if model is None:
+                    raise EngineError(
+                        f"live.draft must be a model, such as small, and not {pair.draft}: what "
+                        "the edge does alone is in every table"
+                    )
+                alone = LocalGenerator(model, vocabulary.tokenizer)
                 loaded = _Loaded(pair, vocabulary.tokenizer, runtime, alone)
                 await self._warm_up(loaded, keys)
                 known: set[tuple[str, str]] = set()

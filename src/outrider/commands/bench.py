@@ -86,6 +86,7 @@ def bench(
     ```
     """
     from outrider.bench import journal
+    from outrider.runtime.process import CloudProcessError
 
     try:
         path, header = _opened(scenario, output, resume, settings or [], quick, run_code)
@@ -98,6 +99,8 @@ def bench(
         asyncio.run(_run(experiment, header, path))
     except KeyboardInterrupt:
         complete = False
+    except CloudProcessError as error:
+        raise CommandError(f"the verifier did not start: {error}") from None
     cells = journal.read(path).cells
     if not complete:
         kept = f"{len(cells)} cells are in {path}; go on: outrider bench --resume {path}"
