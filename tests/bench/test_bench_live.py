@@ -13,6 +13,7 @@ from outrider.engines import builtin
 
 pytestmark = [
     pytest.mark.model,
+    pytest.mark.slow,
     pytest.mark.skipif(builtin.find_gguf() is None, reason="the built-in target is not here"),
 ]
 

@@ -20,7 +20,7 @@ from outrider.bench.papertable import markdown, paper_table
 from outrider.cli import run
 from outrider.commands.bench import header_of, load
 
-PAPERS = sorted((Path(__file__).parents[2] / "scenarios" / "papers").glob("*.toml"))
+TABLES = sorted((Path(__file__).parents[2] / "scenarios" / "papers").glob("*.toml"))
 RESULTS = Path(__file__).parents[2] / "docs" / "results.md"
 SCENARIO = """
 title = "a <small> run & more"
@@ -198,7 +198,7 @@ def test_ticks_are_round():
     assert ticks(0.0) == [0.0]
 
 
-@pytest.mark.parametrize("path", PAPERS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", TABLES, ids=lambda p: p.stem)
 def test_every_papers_scenario(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     experiment = load(header_of(path, (), quick=True, run_code=False))
     assert experiment.paper is not None
