@@ -13,6 +13,8 @@ ARGS ?=
 BENCH ?= core_cost wire_cost loopback gateway step_cost engines draft_batch network sessions links hostile controllers e2sci regret planner sketches residual
 
 VENV := .venv
+CLIENTS := .clients
+NODE_CLIENTS := openai@6.49.0 ai@6.0.326 @ai-sdk/openai-compatible@2.0.92
 STAMP := $(VENV)/.stamp
 PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
@@ -21,7 +23,7 @@ CODE := src tests $(wildcard bench)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test slow check lint format bench pins clean FORCE
+.PHONY: help setup demo test slow clients check lint format bench pins clean FORCE
 
 help: ## show this list
 	@echo "Outrider: edge-cloud speculative decoding. Start with 'make demo'."
@@ -38,6 +40,14 @@ test: $(STAMP) ## the tests (TESTS=tests/core ARGS='-k name' narrows)
 
 slow: $(STAMP) ## the tests that take longer: whole weights, long walks (minutes)
 	@$(PY) -m pytest -m slow $(ARGS) $(TESTS)
+
+clients: $(STAMP) ## other people's clients, Python's and npm's, against the gateway (1 GB, minutes)
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@if test -n "$$PIP_FIND_LINKS"; then export UV_FIND_LINKS="$$PIP_FIND_LINKS"; \
+	  else export UV_TORCH_BACKEND="$(TORCH_BACKEND)"; fi; \
+	  $(UV) pip install -q --python $(CLIENTS)/bin/python -r requirements/torch.txt -r requirements/clients.txt
+	@npm install --silent --no-audit --no-fund --no-save --prefix $(CLIENTS) $(NODE_CLIENTS)
+	@OUTRIDER_CLIENTS=$(CLIENTS) $(PY) -m pytest -m clients $(ARGS) tests/clients
 
 check: lint test ## everything CI asks: format, lint, types, import contracts, tests
 

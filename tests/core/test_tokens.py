@@ -48,6 +48,7 @@ REFUSED = {
         5,
     ],
     "stop": [("",), ("a",) * 1000, ("x" * 257,), (1,), "END", None, 5, {"a": 1}, (None,)],
+    "given": [(-1,), ("a",), (1.0,), (2**31,), (0,) * 257, 5, None, "12"],
     "stop_token_ids": [
         frozenset({-1}),
         frozenset({"a"}),

@@ -6,9 +6,10 @@ import asyncio
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
-from live import TOKENIZER, WIDTH, alone, drafter, run, toy
+from live import TARGET, TOKENIZER, WIDTH, alone, drafter, run, toy
 from outrider.core.rng import choice_seed
 from outrider.core.tokens import SamplingParams
 from outrider.engines.drafters import ModelDrafter
@@ -151,6 +152,7 @@ def test_field_case_20(tokens: int):
             "role": "assistant",
             "content": "abc"[:tokens],
             "refusal": None,
+            "annotations": [],
         }
         assert whole["object"] == "chat.completion"
         choices = [chunk["choices"][0] for chunk in chunks]
@@ -363,6 +365,94 @@ def test_echo_puts_the_prompt_before_the_text():
             assert joined(await gateway.events(TEXT, body | {"echo": True})) == "hi there" + plain
 
     run(work())
+
+
+def test_echo_with_logprobs_scores_the_prompt():
+    """What the target itself thinks of each id, whatever would have been drawn, ends among them;
+    the answer behind it is the one that is given without."""
+    ids = [*b"hi there, hi there, hi the", END, *b"re"]
+    expected = [None]
+    for i in range(1, len(ids)):
+        row = TARGET(tuple(ids[:i])).astype(np.float64)
+        expected.append(max(row[ids[i]] - np.logaddexp.reduce(row), -9999.0))
+
+    async def work() -> None:
+        async with served() as gateway:
+            for n, limit in ((1, 0), (1, 1), (2, 5)):
+                body = text(
+                    prompt=[ids, ids[:1]], max_tokens=limit, logprobs=2, n=n, ignore_eos=True
+                )
+                heard = await gateway.post(TEXT, body | {"echo": True})
+                assert heard.status_code == 200, heard.text
+                whole = heard.json()
+                events = await gateway.events(TEXT, body | {"echo": True})
+                for place in range(2 * n):
+                    choice = whole["choices"][place]
+                    told = choice["logprobs"]
+                    length = len(ids) if place < n else 1
+                    assert told["token_logprobs"][:length] == [
+                        value if value is None else pytest.approx(value, abs=1e-4)
+                        for value in expected[:length]
+                    ]
+                    assert len(told["tokens"]) == len(told["top_logprobs"]) == length + limit
+                    before = ["".join(told["tokens"][:i]) for i in range(length + limit)]
+                    assert told["text_offset"] == list(map(len, before))
+                    assert joined(events, place) == choice["text"]
+                    assert streamed_logprobs(events, place) == told["token_logprobs"]
+                assert whole["usage"]["prompt_tokens"] == len(ids) + 1
+                assert whole["usage"]["completion_tokens"] == 2 * n * limit
+                if limit:
+                    plain = (await gateway.post(TEXT, body)).json()["choices"]
+                    for choice, own in zip(whole["choices"], plain, strict=True):
+                        assert choice["text"].endswith(own["text"])
+                        told = choice["logprobs"]["token_logprobs"]
+                        assert told[-limit:] == own["logprobs"]["token_logprobs"]
+            await gateway.pair.idle()
+
+    run(work())
+
+
+def test_a_completions_logprobs_have_its_end():
+    """As OpenAI's own: max_tokens 1 behind an echo always gives one entry more than the prompt."""
+
+    async def work() -> None:
+        async with served(**says([*b"ab"], "hi")) as gateway:
+            for limit, more in ((1, 1), (3, 3)):
+                body = text(max_tokens=limit, logprobs=0, echo=True)
+                told = (await gateway.post(TEXT, body)).json()["choices"][0]["logprobs"]
+                assert len(told["token_logprobs"]) == 2 + more
+            body = text(prompt="hiab", max_tokens=1, logprobs=0, echo=True)
+            ended = (await gateway.post(TEXT, body)).json()["choices"][0]
+            assert ended["finish_reason"] == "stop"
+            assert len(ended["logprobs"]["token_logprobs"]) == 5
+
+    run(work())
+
+
+def test_usage_in_every_chunk_grows_to_the_last():
+    async def work() -> None:
+        async with served() as gateway:
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            for n in (1, 2):
+                body = text(stream_options=options, n=n, ignore_eos=True)
+                chunks = (await gateway.events(TEXT, body))[:-1]
+                counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+                assert counts == sorted(counts)
+                assert counts[0] == 1
+                assert counts[-1] == 24 * n
+                assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {2}
+
+    run(work())
+
+
+def streamed_logprobs(events: list[Any], index: int) -> list[float | None]:
+    return [
+        logprob
+        for event in events[:-1]
+        for choice in event["choices"]
+        if choice["index"] == index and choice["logprobs"]
+        for logprob in choice["logprobs"]["token_logprobs"]
+    ]
 
 
 def test_a_chat_without_a_limit_goes_to_the_end_of_the_context():

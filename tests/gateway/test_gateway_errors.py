@@ -113,7 +113,13 @@ ONE_ENDPOINT: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"prompt": [[1], []]}, "prompt[1]"),
     (TEXT, {"prompt": ["x"] * 100, "n": 2}, "prompt"),
     (TEXT, {"logprobs": 21}, "logprobs"),
-    (TEXT, {"logprobs": 1, "echo": True}, "echo"),
+    (
+        TEXT,
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+    ),
+    (TEXT, {"max_tokens": 0}, "max_tokens"),
+    (TEXT, {"max_tokens": -1, "echo": True}, "max_tokens"),
     (TEXT, {"best_of": 3}, "best_of"),
     (TEXT, {"suffix": "end"}, "suffix"),
 ]
@@ -355,13 +361,14 @@ def keys(tmp_path: Path) -> dict[str, str]:
 
 
 def test_field_case_36_over_http(keys: dict[str, str]):
-    """Every route but the listed one wants a key, however it is spelt."""
+    """Every route but the listed ones wants a key, however it is spelt, and those say nothing of
+    any request."""
 
     async def work() -> None:
         async with served(config={"keys": keys}) as gateway:
             paths = {getattr(route, "path", "") for route in gateway.app.routes}
             assert {CHAT, TEXT, "/v1/models", "/metrics", "/health", "/openapi.json"} <= paths
-            paths |= {"/v1/models/toy", "/nothing", "/"}
+            paths |= {"/v1/models/toy", "/nothing"}
             paths |= {path + "/" for path in paths} | {"/" + path for path in paths}
             wrong = [{}, {"Authorization": "Bearer"}, {"Authorization": "Bearer nobody"}]
             wrong += [{"Authorization": "sk-test-SECRET123"}, {"X-Api-Key": "sk-test-SECRET123"}]

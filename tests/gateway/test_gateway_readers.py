@@ -6,20 +6,23 @@ import asyncio
 import contextlib
 import json
 import random
+import resource
 import socket
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from live import PATIENCE, TARGET, Watched, run, until
+from live import PATIENCE, TARGET, TOKENIZER, Watched, alone, run, until
+from outrider.core.tokens import SamplingParams
 from outrider.engines.tokenizer import ByteTokenizer
 from outrider.gateway import answers, exchange
 from outrider.gateway.admission import Room
 from outrider.gateway.errors import ApiError
-from served import CHAT, TEXT, Served, chat, served, text
+from served import CHAT, HELLO, TEXT, Served, chat, served, text
 
 LONG = {"max_tokens": 4000, "ignore_eos": True}
 
@@ -38,7 +41,9 @@ async def cancelled(gateway: Served) -> int:
 
 
 @contextlib.asynccontextmanager
-async def asked(gateway: Served, body: dict[str, Any]) -> AsyncIterator[asyncio.StreamReader]:
+async def asked(
+    gateway: Served, body: dict[str, Any], *, limit: int = 4096
+) -> AsyncIterator[asyncio.StreamReader]:
     """The answer to a POST on a socket of its own, which is cut at the end."""
     data = json.dumps(body).encode()
     own = socket.socket()
@@ -46,7 +51,7 @@ async def asked(gateway: Served, body: dict[str, Any]) -> AsyncIterator[asyncio.
     own.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(own, ("127.0.0.1", gateway.server.port))
-    reader, writer = await asyncio.open_connection(sock=own, limit=4096)
+    reader, writer = await asyncio.open_connection(sock=own, limit=limit)
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     try:
@@ -214,6 +219,47 @@ def test_a_slow_reader_hears_why_it_was_given_up(monkeypatch: pytest.MonkeyPatch
             events = await gateway.events(TEXT, text(max_tokens=50))
             assert events[-1]["error"]["code"] == "slow_reader"
             assert not any(event["choices"][0]["finish_reason"] for event in events[:-1])
+            await until(lambda: idle(gateway))
+
+    run(work())
+
+
+# -- many at once -----------------------------------------------------------------------------
+
+STREAMS = 200
+MEMORY = 64 * 1024 * 1024
+"""Bytes for 200 streams: each has at most a few rounds, a buffer of a socket and its own prompt."""
+
+
+def resident() -> int:
+    """Bytes that this process holds; 0 where the system does not say."""
+    facts = Path("/proc/self/statm")
+    return int(facts.read_text().split()[1]) * resource.getpagesize() if facts.exists() else 0
+
+
+def test_two_hundred_streams_at_once():
+    """All are answered, each with its own text, and memory for them has a bound. That a reader who
+    does not read holds up nobody: field case 31, above."""
+
+    async def whole(gateway: Served, seed: int) -> str:
+        body = chat(stream=True, seed=seed, max_tokens=16)
+        async with asked(gateway, body, limit=2**20) as reader:
+            said = (await reader.readuntil(b"data: [DONE]\n\n")).decode()
+        lines = [line for line in said.splitlines() if line.startswith('data: {"id"')]
+        choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+        assert choices[-1]["finish_reason"] in ("stop", "length")
+        return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+    async def work() -> None:
+        async with served() as gateway:
+            seeds = [i % 5 for i in range(STREAMS)]
+            before = resident()
+            texts = await asyncio.gather(*(whole(gateway, seed) for seed in seeds))
+            grown = resident() - before
+            prompt = tuple(TOKENIZER.chat(HELLO))
+            own = [alone(SamplingParams(seed=s, max_tokens=16), prompt).text for s in range(5)]
+            assert texts == [own[seed] for seed in seeds]
+            assert grown < MEMORY
             await until(lambda: idle(gateway))
 
     run(work())

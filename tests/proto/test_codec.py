@@ -286,6 +286,7 @@ sampling = st.builds(
     stop_token_ids=st.lists(st.integers(-5, 2**40), max_size=3).map(tuple),
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(-3, 30),
+    given=st.tuples(count, count),
     seed=st.integers(-5, 2**63),
 )
 MESSAGES = st.one_of(

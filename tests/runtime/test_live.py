@@ -135,6 +135,30 @@ def test_stop_strings_and_limits_end_both_sides_at_the_same_token(schedule: Sche
     run(work())
 
 
+@pytest.mark.parametrize("rule", [Rule.COUPLED, Rule.RATIO])
+def test_what_is_given_stands_and_takes_few_forwards(rule: Rule):
+    """The ids of the output that a request gives are in it, whatever anybody would have drawn, and
+    under the coupled rule what follows is what the target says behind them."""
+    given = tuple(b"zebra zebra zebra zebra zebra!") + tuple(TOKENIZER.eos_token_ids)
+    params = SamplingParams(
+        given=given, seed=3, max_tokens=len(given) + 8, ignore_eos=True, logprobs=0
+    )
+
+    async def work() -> None:
+        async with pair() as both:
+            for schedule in SCHEDULES:
+                heard = await both.ask(ask(params, schedule, rule=rule))
+                assert heard.tokens[: len(given)] == given
+                assert len(heard.result.generation.logprobs) == len(heard.tokens)
+                if rule is Rule.COUPLED:
+                    same(heard, alone(params))
+                if schedule is Schedule.SYNC:  # blocks of 4, then token by token
+                    assert heard.result.generation.counters.rounds <= len(given) // 5 + 1 + 8
+            await both.idle()
+
+    run(work())
+
+
 def test_eight_at_once_on_one_connection():
     async def work() -> None:
         async with pair() as both:

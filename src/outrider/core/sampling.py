@@ -282,6 +282,12 @@ def _check_top(top: np.float32) -> None:
         raise RowError(f"the largest logit is {top}: the row cannot be sampled")
 
 
+def certain(token: int) -> Distribution:
+    """All mass on one id."""
+    ids = np.array([token], dtype=np.int64)
+    return Distribution(ids, np.zeros(1, dtype=np.float32), rng.token_offsets(ids))
+
+
 class SamplingPipeline:
     """Turns raw logits of one model into `Distribution`s under one request's parameters."""
 
@@ -330,6 +336,8 @@ class SamplingPipeline:
     def distribution(self, row: FloatRow, history: History) -> Distribution:
         """The distribution behind one row of raw logits, float32 [columns]. Raises RowError."""
         p = self.params
+        if len(history) < len(p.given):
+            return certain(p.given[len(history)])
         logits = self._adjusted(row, history)
         # Behind an end comes nothing that anybody reads: a block may go on there all the same.
         if self._constraint is not None and not history.has_any(self._ends):

@@ -143,6 +143,9 @@ class SamplingParams:
     """Report the log-probability of each token and this many alternatives; None = none."""
     grammar: Grammar | None = None
     """What the whole text has to be; None: anything."""
+    given: tuple[int, ...] = ()
+    """The output begins with these ids, whatever the models say: how a text that exists already
+    gets its log-probabilities."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -165,6 +168,7 @@ class SamplingParams:
         self._check_bias()
         self._check_stops()
         self._check_grammar()
+        self._check_given()
 
     def _check_bias(self) -> None:
         if not isinstance(self.logit_bias, Mapping):
@@ -204,6 +208,17 @@ class SamplingParams:
             raise GrammarError(f"has {size} bytes; at most {MAX_GRAMMAR_BYTES}")
         if self.ignore_eos:
             raise ParameterError("ignore_eos", "a grammar says where the text ends: leave it out")
+
+    def _check_given(self) -> None:
+        if not isinstance(self.given, tuple | list):
+            raise ParameterError("given", "must be a tuple of token ids")
+        if self.given and self.grammar is not None:
+            raise ParameterError("given", "beside a grammar there is nothing to give")
+        if len(self.given) > self.max_tokens:
+            raise ParameterError("given", f"{len(self.given)} ids, max_tokens {self.max_tokens}")
+        for token in self.given:
+            _integer("given", token, 0, 2**31 - 1)
+        object.__setattr__(self, "given", tuple(self.given))
 
     @property
     def filters(self) -> bool:

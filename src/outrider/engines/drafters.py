@@ -38,6 +38,7 @@ from outrider.core.sampling import (
     History,
     RowError,
     SamplingPipeline,
+    certain,
 )
 from outrider.core.sparse import Sketch, sketched
 from outrider.core.tokens import Rule, SamplingParams
@@ -170,6 +171,53 @@ def _end_ids(model: LanguageModel, params: SamplingParams) -> frozenset[int]:
     return params.stop_token_ids | eos
 
 
+class GivenDrafter:
+    """Drafts what the request has given beforehand, and nothing behind it."""
+
+    name = "given"
+
+    def session(
+        self,
+        prompt_length: int,
+        params: SamplingParams,
+        rule: Rule,
+        *,
+        sketch: int = DEFAULT_SKETCH,
+        constraint: Constraint | None = None,  # noqa: ARG002 - no request has both
+    ) -> DraftSession:
+        return _Session(
+            None,
+            _Given(params.given, prompt_length),
+            needs_q=rule is Rule.RATIO,
+            needs_sketch=bool(sketch) and rule is Rule.RELAXED,
+            end_ids=frozenset(),
+        )
+
+
+class _Copies(Protocol):
+    """Guesses that need no model."""
+
+    def update(self, committed: Sequence[int]) -> None: ...
+
+    def guess(self, tail: Sequence[int] = ()) -> int | None: ...
+
+
+class _Given:
+    """Copies the given output."""
+
+    def __init__(self, given: Sequence[int], prompt_length: int) -> None:
+        self._given = given
+        self._prompt_length = prompt_length
+        self._done = 0
+
+    def update(self, committed: Sequence[int]) -> None:
+        self._done = len(committed) - self._prompt_length
+
+    def guess(self, tail: Sequence[int] = ()) -> int | None:
+        at = self._done + len(tail)
+        return self._given[at] if at < len(self._given) else None
+
+
 class _ModelVoice:
     """The model's part of a draft session: one slot, one sampling pipeline."""
 
@@ -298,7 +346,7 @@ class _Session:
     def __init__(
         self,
         voice: _ModelVoice | None,
-        index: NgramIndex | None,
+        index: _Copies | None,
         *,
         needs_q: bool,
         needs_sketch: bool,
@@ -365,7 +413,7 @@ class _Session:
         token = None if self._index is None else self._index.guess(context[committed:])
         if token is None or (self._filter is not None and not self._filter(context, token)):
             return None
-        return _Guess(_certain(token), token, None)
+        return _Guess(certain(token), token, None)
 
     def _spoken(self, context: list[int]) -> Generator[Block, FloatRow, _Guess | None]:
         if self._voice is None or len(context) > self._voice.window:
@@ -381,12 +429,6 @@ class _Session:
     def close(self) -> None:
         if self._voice is not None:
             self._voice.close()
-
-
-def _certain(token: int) -> Distribution:
-    """All mass on one id: what a copied guess was drawn from."""
-    ids = np.array([token], dtype=np.int64)
-    return Distribution(ids, np.zeros(1, dtype=np.float32), rng.token_offsets(ids))
 
 
 def entropy(q: Distribution) -> float:

@@ -34,6 +34,7 @@ from outrider.gateway.keys import OWNER, Keyring, Receive, Scope, Send, send_err
 from outrider.gateway.metrics import Metrics
 from outrider.gateway.prompts import LONG_BODY, Lanes
 from outrider.gateway.schema import ChatRequest, CompletionRequest, refuse
+from outrider.gateway.scoring import score
 from outrider.gateway.shapes import ChatShape, Head, Shape, TextShape
 from outrider.gateway.sse import Teller, event
 from outrider.gateway.tracing import Tracing
@@ -202,7 +203,7 @@ class Exchange(Response):
         request: Request,
         asked: Wishes,
         choices: Sequence[Choice],
-        found: Sequence[Sequence[int]],
+        found: Sequence[tuple[int, ...]],
     ) -> None:
         gateway = self._gateway
         tokenizer = gateway.runtime.tokenizer
@@ -219,6 +220,12 @@ class Exchange(Response):
         )
         teller = Teller(shape, head, asked, tokenizer, choices, found)
         self._seed = asked.request.params.seed
+        wanted = asked.request.params.logprobs
+        if asked.echo and wanted is not None:
+            teller.scores = await score(found, wanted, gateway.runtime)
+        if asked.silent:
+            await self._at_once(teller, stream=asked.stream)
+            return
         await (self._stream if asked.stream else self._whole)(teller, choices)
         prompt_tokens = sum(map(len, found))
         results = [choice.result for choice in choices]
@@ -229,6 +236,12 @@ class Exchange(Response):
             "completion_tokens": sum(r.generation.completion_tokens for r in results),
             "forwards": sum(r.generation.counters.rounds for r in results),
         }
+
+    async def _at_once(self, teller: Teller, *, stream: bool) -> None:
+        """The echo is all there is."""
+        body = teller.at_once() if stream else teller.whole()
+        await self._start("text/event-stream" if stream else "application/json", {})
+        await self._send(body, more=False)
 
     async def _stream(self, teller: Teller, choices: Sequence[Choice]) -> None:
         ahead = teller.open()

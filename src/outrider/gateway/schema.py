@@ -30,6 +30,8 @@ class Strict(BaseModel):
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """With include_usage: every chunk says how much there is so far."""
     include_obfuscation: Literal[False] | None = None
 
 
@@ -235,10 +237,6 @@ def refuse(request: ChatRequest | CompletionRequest) -> None:
 def _refuse_completion(request: CompletionRequest) -> None:
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise unsupported("best_of", "best_of: supported is only a value equal to n")
-    if request.echo and request.logprobs is not None:
-        raise unsupported(
-            "echo", "echo with logprobs: log-probabilities of the prompt are not computed"
-        )
 
 
 def _refuse_messages(messages: list[ChatMessage]) -> None:

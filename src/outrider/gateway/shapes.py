@@ -38,6 +38,9 @@ class Shape(Protocol):
     """Of response ids."""
     whole_object: str
     chunk_object: str
+    scores_end: bool
+    """The token that ends the text has a log-probability like any other: who sums those of a text
+    by their places counts on it."""
 
     def opening(self, index: int, /) -> dict[str, Any] | None:
         """The choice of its first chunk; None: it has none of its own."""
@@ -68,6 +71,7 @@ class ChatShape:
     prefix: str = "chatcmpl-"
     whole_object: str = "chat.completion"
     chunk_object: str = "chat.completion.chunk"
+    scores_end: bool = False
     _readers: dict[int, CallReader] = field(default_factory=dict)
     """By choice."""
 
@@ -90,7 +94,7 @@ class ChatShape:
         return self._readers.setdefault(index, CallReader(f"{self.calls}{index}_"))
 
     def whole(self, index: int, text: str, logprobs: Any, reason: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
+        message = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         reader = self._reader(index)
         if reader is not None:
             reader.push(text)
@@ -124,6 +128,7 @@ class TextShape:
     prefix: str = "cmpl-"
     whole_object: str = "text_completion"
     chunk_object: str = "text_completion"
+    scores_end: bool = True
     _offsets: dict[int, int] = field(default_factory=dict)
     """Characters of the tokens reported so far, by choice."""
 
@@ -153,6 +158,14 @@ class TextShape:
             "top_logprobs": [self._top(entry) for entry in entries],
             "text_offset": offsets,
         }
+
+    def prompt_logprobs(self, index: int, first: int, entries: Sequence[TokenLogprob]) -> Any:
+        """Of an echo: nothing comes before its first id, which has no probability."""
+        name = _name(self.tokenizer, first)
+        self._offsets[index] = len(name)
+        rest = self.logprobs(index, entries)
+        head = {"tokens": name, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+        return {key: [value, *rest[key]] for key, value in head.items()}
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         """The likeliest tokens, and the chosen one among them or besides."""

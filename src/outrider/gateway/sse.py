@@ -15,7 +15,7 @@ import msgspec
 from outrider.core.tokens import FinishReason, TokenLogprob
 from outrider.engines.tokenizer import Tokenizer
 from outrider.gateway.answers import Choice
-from outrider.gateway.shapes import Head, Shape, usage
+from outrider.gateway.shapes import Head, Shape, TextShape, usage
 from outrider.gateway.wishes import Wishes
 from outrider.runtime.edge import EdgeResult
 from outrider.session.generation import Step
@@ -58,6 +58,8 @@ class Teller:
         self._choices = choices
         self._prompts = prompts
         self._progress = {choice.index: _Progress() for choice in choices}
+        self.scores: Sequence[Sequence[TokenLogprob]] = ()
+        """Of each prompt's ids behind the first, for the echo; empty: not asked for."""
 
     # ---------------------------------------------------------------- a stream
 
@@ -69,24 +71,44 @@ class Teller:
             if opening is not None:
                 chunks.append(self._chunk([opening]))
             if self._wishes.echo:
-                text = self._tokenizer.decode(choice.request.prompt_ids)
-                chunks.append(self._chunk([self._shape.delta(choice.index, text, None)]))
+                delta = self._shape.delta(choice.index, self._echo(choice), self._scored(choice))
+                chunks.append(self._chunk([delta]))
         return b"".join(chunks)
+
+    def _echo(self, choice: Choice) -> str:
+        return self._tokenizer.decode(choice.request.prompt_ids)
+
+    def _scored(self, choice: Choice) -> Any:
+        """Log-probabilities of the echo."""
+        if not self.scores:
+            return None
+        assert isinstance(self._shape, TextShape), "a chat has no echo"
+        entries = self.scores[choice.index // self._wishes.n]
+        return self._shape.prompt_logprobs(choice.index, choice.request.prompt_ids[0], entries)
+
+    def at_once(self) -> bytes:
+        """The whole stream, where nothing is said behind the echo."""
+        closing = [
+            self._chunk([self._shape.closing(choice.index, _reason(choice))])
+            for choice in self._choices
+        ]
+        return self.open() + b"".join(closing) + self.end()
 
     def step(self, choice: Choice, step: Step) -> bytes:
         """The chunks of one round."""
         if self._wishes.details:
             return self._round(choice, step)
-        parts = [
-            self._chunk([self._shape.delta(choice.index, text, logprobs)])
-            for text, logprobs in self._tokens(choice, step)
-        ]
-        self._progress[choice.index].tokens += len(step.tokens)
+        progress, before = self._progress[choice.index], self._progress[choice.index].tokens
+        parts = []
+        for place, text, logprobs in self._tokens(choice, step):
+            progress.tokens = before + place + 1
+            parts.append(self._chunk([self._shape.delta(choice.index, text, logprobs)]))
+        progress.tokens = before + len(step.tokens)
         return b"".join(parts)
 
     def close(self, choice: Choice) -> bytes:
         """The chunk that ends a choice."""
-        chunk = self._shape.closing(choice.index, _reason(choice.result))
+        chunk = self._shape.closing(choice.index, _reason(choice))
         if not self._wishes.details:
             return self._chunk([chunk])
         facts = {k: v for k, v in account(choice.result).items() if k not in _SUMMARY_LEAVES_OUT}
@@ -100,7 +122,8 @@ class Teller:
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         if self._wishes.include_usage:  # then every chunk has the key, and only the last a value
-            more.setdefault("usage", None)
+            so_far = self._so_far() if self._wishes.continuous_usage else None
+            more.setdefault("usage", so_far)
         return event(self._object(self._shape.chunk_object, choices) | more)
 
     def _round(self, choice: Choice, step: Step) -> bytes:
@@ -133,16 +156,18 @@ class Teller:
         told = {"choice": choice.index, "tokens": tokens, "round": facts}
         return self._chunk([delta], outrider=told)
 
-    def _tokens(self, choice: Choice, step: Step) -> Iterator[tuple[str, Any]]:
-        """Text and log-probabilities of each token; one that shows nothing yet is left out."""
+    def _tokens(self, choice: Choice, step: Step) -> Iterator[tuple[int, str, Any]]:
+        """Place, text and log-probabilities of each token; what shows nothing yet is left out."""
         shown = self._shown(step)
         for i, piece in enumerate(step.pieces):
             entries = shown[i : i + 1]
             if piece or entries:
-                yield piece, (self._shape.logprobs(choice.index, entries) if entries else None)
+                yield i, piece, (self._shape.logprobs(choice.index, entries) if entries else None)
 
     def _shown(self, step: Step) -> Sequence[TokenLogprob]:
-        """Log-probabilities of a round, without the token that only ends the text."""
+        """Log-probabilities of a round; a chat's are without the token that only ends the text."""
+        if self._shape.scores_end:
+            return step.logprobs
         ended = step.finish is FinishReason.STOP and step.logprobs
         if not ended or not self._is_end(step.tokens[-1]):
             return step.logprobs
@@ -165,24 +190,37 @@ class Teller:
         body = self._object(self._shape.whole_object, [self._whole(c) for c in self._choices])
         body["usage"] = self.usage()
         if self._wishes.details:
+            made = [c for c in self._choices if c.stream is not None]
             body["outrider"] = {
-                "choices": [{"choice": c.index, "summary": _without_text(c)} for c in self._choices]
+                "choices": [{"choice": c.index, "summary": _without_text(c)} for c in made]
             }
         return msgspec.json.encode(body)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         progress = self._progress[choice.index]
         text = "".join(progress.text)
+        scored = self._scored(choice)
         if self._wishes.echo:
-            text = self._tokenizer.decode(choice.request.prompt_ids) + text
+            text = self._echo(choice) + text
         asked = choice.request.params.logprobs is not None
         logprobs = self._shape.logprobs(choice.index, progress.logprobs) if asked else None
-        return self._shape.whole(choice.index, text, logprobs, _reason(choice.result))
+        if scored is not None:
+            logprobs = {name: scored[name] + more for name, more in logprobs.items()}
+        return self._shape.whole(choice.index, text, logprobs, _reason(choice))
 
     # ---------------------------------------------------------------- both
 
+    def _so_far(self) -> dict[str, int]:
+        """Usage in the middle of a stream: the tokens alone."""
+        prompt = sum(map(len, self._prompts))
+        made = sum(progress.tokens for progress in self._progress.values())
+        return {
+            "prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made
+        }  # fmt: skip
+
     def usage(self) -> dict[str, Any]:
-        return usage(sum(map(len, self._prompts)), (c.result for c in self._choices))
+        made = (c.result for c in self._choices if c.stream is not None)
+        return usage(sum(map(len, self._prompts)), made)
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -204,7 +242,9 @@ def _without_text(choice: Choice) -> dict[str, object]:
     return {k: v for k, v in account(choice.result).items() if k not in ("text", "logprobs")}
 
 
-def _reason(result: EdgeResult) -> str:
-    reason = result.generation.finish_reason
+def _reason(choice: Choice) -> str:
+    if choice.stream is None:  # no token was wanted
+        return FinishReason.LENGTH.value
+    reason = choice.result.generation.finish_reason
     assert reason is not None, "a complete answer has a reason to end"
     return reason.value

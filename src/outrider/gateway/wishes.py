@@ -88,10 +88,13 @@ class Wishes:
     n: int
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     details: bool
     echo: bool = False
     tools: bool = False
     """The answer may call tools."""
+    silent: bool = False
+    """Nothing is to be said behind the echo."""
 
     def choice(self, prompt: tuple[int, ...], index: int) -> EdgeRequest:
         """What to ask for choice number `index` of a prompt."""
@@ -119,17 +122,29 @@ def wishes(request: ChatRequest | CompletionRequest, manner: Manner) -> Wishes:
             raise
         raise invalid(named, str(error).removeprefix(f"{error.field}: ")) from None
     stream = bool(request.stream)
-    if request.stream_options is not None and not stream:
+    options = request.stream_options
+    if options is not None and not stream:
         raise invalid("stream_options", "is for stream: true only")
+    include_usage = bool(options and options.include_usage)
+    continuous = bool(options and options.continuous_usage_stats)
+    if continuous and not include_usage:
+        raise invalid("stream_options.continuous_usage_stats", "is for include_usage: true only")
     return Wishes(
         request=asked,
         n=n,
         stream=stream,
-        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        include_usage=include_usage,
+        continuous_usage=continuous,
         details=bool(request.outrider and request.outrider.details),
         echo=isinstance(request, CompletionRequest) and bool(request.echo),
         tools=isinstance(request, ChatRequest) and toolbox(request) is not None,
+        silent=_silent(request),
     )
+
+
+def _silent(request: Common) -> bool:
+    """max_tokens 0 beside echo: the prompt alone is asked about."""
+    return isinstance(request, CompletionRequest) and bool(request.echo) and request.max_tokens == 0
 
 
 def _count(n: int | None) -> int:
@@ -183,7 +198,7 @@ def _params(request: Common) -> SamplingParams:
     }
     return SamplingParams(
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-        max_tokens=MAX_TOKENS_LIMIT if limit is None else limit,
+        max_tokens=MAX_TOKENS_LIMIT if limit is None or _silent(request) else limit,
         logprobs=_logprobs(request),
         grammar=_grammar(request) if isinstance(request, ChatRequest) else None,
         logit_bias=_bias(request.logit_bias or {}),

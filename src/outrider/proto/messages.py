@@ -106,6 +106,7 @@ class Sampling(Frozen, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     logprobs: int | None
+    given: tuple[Count, ...] = ()
     seed: int
     grammar: GrammarText | None = None
 

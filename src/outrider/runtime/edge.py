@@ -40,7 +40,7 @@ from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation, require_relaxat
 from outrider.core.residual import TopKReply, require_ratio
 from outrider.core.tokens import Origin, ParameterError, Rule, SamplingParams
 from outrider.engines.base import EngineError, ModelInfo, UnrecordedError
-from outrider.engines.drafters import Drafter, DraftSession
+from outrider.engines.drafters import Drafter, DraftSession, GivenDrafter
 from outrider.engines.grammar import GrammarReader, available
 from outrider.engines.lockstep import Ask, propose_together
 from outrider.engines.tokenizer import Tokenizer
@@ -544,7 +544,7 @@ class EdgeRuntime:
         self, request: EdgeRequest, constraint: Constraint | None
     ) -> DraftSession | None:
         """A draft session, or None where there is no draft engine or it has no room."""
-        drafter = self.drafter
+        drafter = GivenDrafter() if request.params.given else self.drafter
         if drafter is None or self._closed:
             return None
 

@@ -503,7 +503,7 @@ class CloudService:
         params = from_wire(message.sampling, number)
         if len(message.uid) != UID_BYTES:
             raise RemoteError(Code.MALFORMED, f"uid must have {UID_BYTES} bytes", number)
-        ids = (*message.prompt, *message.committed)
+        ids = (*message.prompt, *message.committed, *params.given)
         if len(ids) > config.max_prompt_tokens:
             raise RemoteError(Code.TOO_LARGE, f"{len(ids)} ids in OPEN", number)
         if any(not 0 <= t < config.vocab_size for t in ids):

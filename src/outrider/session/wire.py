@@ -31,6 +31,7 @@ def to_wire(params: SamplingParams) -> Sampling:
         stop_token_ids=tuple(sorted(params.stop_token_ids)),
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs,
+        given=params.given,
         seed=params.seed,
         grammar=_grammar_to_wire(params.grammar),
     )
