@@ -14,6 +14,7 @@ from outrider.engines import builtin
 pytestmark = [
     pytest.mark.model,
     pytest.mark.slow,
+    pytest.mark.timeout(600),  # it loads three models
     pytest.mark.skipif(builtin.find_gguf() is None, reason="the built-in target is not here"),
 ]
 

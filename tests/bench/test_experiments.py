@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -120,6 +124,22 @@ def test_an_interrupted_run_goes_on(
     assert len(read(out).cells) == 7
     assert command(["bench", "--resume", str(out), "--json"]) == 0
     assert list(read(out).cells) == measured(), "each once, and the same as without a break"
+
+
+def test_ctrl_c_is_heard_between_cells(tmp_path: Path):
+    """A real signal: asyncio only cancels what waits, and a simulated cell waits for nothing."""
+    (tmp_path / "s.toml").write_text(SMALL.replace("seeds = 2", "seeds = 1000"))
+    out = tmp_path / "run.jsonl"
+    words = ["bench", str(tmp_path / "s.toml"), "-o", str(out)]
+    process = subprocess.Popen([sys.executable, "-m", "outrider", *words], stderr=subprocess.PIPE)
+    while not out.exists() or out.read_bytes().count(b"\n") < 3:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"go on: outrider bench --resume" in said
+    assert 2 <= len(read(out).cells) < 12_000
 
 
 @pytest.mark.parametrize(

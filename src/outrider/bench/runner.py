@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Container, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -111,6 +112,7 @@ async def run(
         if keys:
             async for cell in where.measure(point, keys):
                 yield cell
+                await asyncio.sleep(0)  # a simulated cell waits for nothing: here Ctrl-C is heard
 
 
 def total(experiment: Experiment, where: Backend) -> int:
