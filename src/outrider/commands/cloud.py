@@ -57,8 +57,8 @@ def cloud(
         str,
         typer.Option(
             metavar="MODEL",
-            help="The target: builtin:smollm2, builtin:smollm2-gguf, a hub id, a folder, or a "
-            ".gguf file.",
+            help="The target: builtin:smollm2, builtin:smollm2-gguf, a hub id, a folder, a "
+            ".gguf file, or a server that runs it, as vllm:URL#MODEL (docs/engines.md).",
         ),
     ] = DEFAULT_TARGET,
     listen: Annotated[
