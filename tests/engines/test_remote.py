@@ -148,6 +148,17 @@ def test_rows_behind_a_wrong_guess_that_a_stream_does_not_know_cannot_be_used():
     assert np.isnan(rows[2:]).all()
 
 
+@pytest.mark.parametrize("other", [(97, 98, 99), (*PROMPT, 97, 97)])
+def test_a_stream_of_other_ids_is_not_gone_on_with(other: tuple[int, ...]):
+    with serving() as server:
+        model = load(server, "openai").model
+        slot = model.open()
+        model.forward([Block(slot=slot, start=0, tokens=PROMPT, rows=1)])
+        model.truncate(slot, 0)
+        rows = model.forward([Block(slot=slot, start=0, tokens=other, rows=1)])[0]
+    assert int(rows[0].argmax()) == int(np.argmax(TARGET(other)))
+
+
 def test_a_cache_that_is_lost_is_said_once(caplog: pytest.LogCaptureFixture):
     long = PROMPT * 100
     with serving() as server, caplog.at_level(logging.WARNING, "outrider.remote"):
