@@ -1,10 +1,11 @@
 """What a hostile login does to the answers of another: the time between two tokens.
 
-The victim streams one answer after the other. The hostile login has, all at once: sessions whose
-drafts are junk and as many as the protocol allows, a connection that never reads, and loops that
-open sessions with long prompts and drop them. Rounds with and without it take turns. It is a
-process of its own, of the lowest priority, on the core of the victim's edge; the verifier has the
-other.
+The victim streams one answer after the other: alone, beside one ordinary answer of another login
+(which is that login's fair share), and beside a hostile login. The hostile login has, all at once:
+sessions whose drafts are junk and as many as the protocol allows, a connection that never reads,
+and loops that open sessions with long prompts and drop them. Rounds take turns. The hostile login
+is a process of its own, of the lowest priority, on the core of the victim's edge; the verifier has
+the other.
 
     python bench/hostile.py --rounds 3
 """
@@ -31,6 +32,7 @@ from outrider.core.tokens import SamplingParams
 from outrider.engines.load import load_vocabulary
 from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRequest, EdgeRuntime
 from outrider.runtime.process import CloudProcess, pin
+from outrider.runtime.status import fetch_status
 from outrider.session.schedules import MAX_WINDOW, Schedule
 
 TOKENS = {"victim": "victim-token", "hostile": "hostile-token"}
@@ -139,12 +141,12 @@ async def hostility(url: str) -> AsyncIterator[None]:
 
 
 async def gaps(
-    runtime: EdgeRuntime, prompt: tuple[int, ...], args: argparse.Namespace
+    runtime: EdgeRuntime, prompt: tuple[int, ...], args: argparse.Namespace, tokens: int = 0
 ) -> list[float]:
     """Seconds between the tokens of one answer."""
     request = EdgeRequest(
         prompt_ids=prompt,
-        params=SamplingParams(seed=5, max_tokens=args.tokens, ignore_eos=True),
+        params=SamplingParams(seed=5, max_tokens=tokens or args.tokens, ignore_eos=True),
         schedule=Schedule(args.schedule),
     )
     found, last = [], None
@@ -166,13 +168,25 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
         async with CloudProcess(flags, core=0) as cloud:
             pinned = pin(os.getpid(), 1) and cloud.pinned
             config = EdgeConfig(url=cloud.url, token=TOKENS["victim"], link=parse_link(args.link))
-            waits: dict[str, list[float]] = {"without": [], "with": []}
-            async with EdgeRuntime(config, vocabulary.tokenizer) as victim:
+            waits: dict[str, list[float]] = {"alone": [], "beside one": [], "hostile": []}
+            other = EdgeConfig(url=cloud.url, token=TOKENS["hostile"])
+            async with (
+                EdgeRuntime(config, vocabulary.tokenizer) as victim,
+                EdgeRuntime(other, vocabulary.tokenizer) as polite,
+            ):
                 await gaps(victim, prompt, args)  # warms up
                 for _ in range(args.rounds):
-                    waits["without"] += await gaps(victim, prompt, args)
+                    waits["alone"] += await gaps(victim, prompt, args)
+                    beside = asyncio.create_task(gaps(polite, prompt[:-9], args, 100_000))
+                    await asyncio.sleep(1.0)
+                    waits["beside one"] += await gaps(victim, prompt, args)
+                    beside.cancel()
+                    await asyncio.gather(beside, return_exceptions=True)
                     async with hostility(cloud.url):
-                        waits["with"] += await gaps(victim, prompt, args)
+                        waits["hostile"] += await gaps(victim, prompt, args)
+                        status = await fetch_status(config)
+    shown = ("step_ms", "queue_ms", "sessions_per_forward", "sessions", "forwards", "rows", "fed")
+    print({name: (status or {}).get(name) for name in shown}, file=sys.stderr)
     row = {
         name: {
             "p50_ms": 1e3 * statistics.median(values),
@@ -183,9 +197,10 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
     }
     for name, facts in row.items():
         print(f"{name:<8}", {k: round(v, 1) for k, v in facts.items()}, file=sys.stderr)
-    ratio = row["with"]["p95_ms"] / row["without"]["p95_ms"]
-    print(f"p95 with / without: {ratio:.3f}", file=sys.stderr)
-    return {"arguments": vars(args), "pinned": pinned, "gaps": row, "ratio": ratio}
+    p95 = {name: facts["p95_ms"] for name, facts in row.items()}
+    ratios = {name: p95["hostile"] / p95[name] for name in ("alone", "beside one")}
+    print(f"p95 beside the hostile login, to {ratios}", file=sys.stderr)
+    return {"arguments": vars(args), "pinned": pinned, "gaps": row, "ratios": ratios}
 
 
 def main() -> int:

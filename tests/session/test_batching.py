@@ -129,6 +129,18 @@ def test_a_tenant_over_its_share_fills_free_rows_only():
     assert keys(by_cost) == [100], "where a row costs something they do not ride along"
 
 
+def test_a_session_that_needs_a_pass_of_its_own_does_not_ride_along():
+    """Rows of one session are free here, a second session is not: its cache has another length."""
+
+    def costs(sessions: int) -> Costs:
+        return Curve(lambda _: 0.03 * sessions)
+
+    fair = FairShare(budget=64)
+    fair.batch([ready(1), ready(2, "bob")], costs, 0.0, alone=False)
+    fair.charge("ann", rows=100, fed=0, seconds=0.03, others=True, now=0.0)
+    assert keys(fair.batch([ready(1), ready(2, "bob")], costs, 0.1, alone=False)) == [2]
+
+
 def test_while_the_light_one_waits_for_its_network_the_heavy_one_stays_short():
     fair = FairShare(budget=64)
     heavy = [ready(n) for n in range(1, 33)]

@@ -16,7 +16,8 @@ Rules:
    the best there is. Where rows are free that is everybody; where they come in steps, a full step.
 5. While several tenants are active no session has rows judged that do not pay, whatever it asked
    for: a block of drafts is then judged as far as its likely tokens are worth the time.
-6. Prompts are taken in beside the others' rows, for `INTAKE_STRETCH` times their time at most, by
+6. Prompts are taken in beside the others' rows, for `INTAKE_STRETCH` times their time at most, or
+   `SHARED_INTAKE_STRETCH` where tenants compete, by
    what an id of a prompt was seen to take: t_v, which is measured over a few rows, says nothing
    about hundreds. A tenant may stretch forwards for prompts for `INTAKE_SHARE` of the time, with
    `INTAKE_BURST_S` in hand; beyond that its prompts ride along, too.
@@ -53,6 +54,8 @@ WHOLE_PROMPT: Final = 512
 INTAKE_STRETCH: Final = 3.0
 """How many times its length a forward gives to prompts (our default): a running answer pauses a
 little, a prompt is in after a few forwards."""
+SHARED_INTAKE_STRETCH: Final = 1.0
+"""The same while other tenants are active: what a row in a pass of its own would cost them."""
 INTAKE_RATE: Final = 0.3
 """Weight of a new forward in what an id of a prompt takes."""
 RIDING_IDS: Final = 8
@@ -207,22 +210,30 @@ class FairShare:
     ) -> list[tuple[Ready, int, bool]]:
         """(session, drafts judged whatever they are worth, it chooses), within the budget."""
         taken: list[tuple[Ready, int, bool]] = []
-        rows, limit = 0, self._budget
+        rows, seconds = 0, None
         for item in order:
-            if over[item.key] and limit == self._budget:
-                limit = self._free(rows, costs(len(taken) + 1))
-            if rows >= limit or len(taken) >= self._most:
+            if rows >= self._budget or len(taken) >= self._most:
                 break
+            if over[item.key]:
+                if seconds is None:
+                    seconds = self._allowed(rows, costs(max(len(taken), 1)))
+                if taken and costs(len(taken) + 1).seconds(rows + 1) > seconds:
+                    break
             chooses = item.chooses or contended
-            fixed = 0 if chooses else min(item.most, limit - rows - 1)
+            fixed = 0 if chooses else min(item.most, self._budget - rows - 1)
             taken.append((item, fixed, chooses))
             rows += 1 + fixed
         return taken
 
+    def _allowed(self, rows: int, costs: Costs) -> float:
+        """Seconds of a forward with tenants over their share beside `rows` rows of others. One more
+        session may cost more than its rows: an engine may need a pass of its own for it."""
+        stretch = self._stretch if rows else max(self._stretch, AWAY_STRETCH)
+        return (1.0 + stretch) * costs.seconds(max(rows, 1))
+
     def _free(self, rows: int, costs: Costs) -> int:
         """Rows of a forward that is at most `stretch` longer than one over `rows`; at least 1."""
-        stretch = self._stretch if rows else max(self._stretch, AWAY_STRETCH)
-        return most_rows(costs, (1.0 + stretch) * costs.seconds(max(rows, 1)), self._budget)
+        return most_rows(costs, self._allowed(rows, costs), self._budget)
 
     def _enough(
         self, taken: list[tuple[Ready, int, bool]], costs: Callable[[int], Costs]
@@ -264,7 +275,8 @@ class FairShare:
         if alone:
             whole = free = WHOLE_PROMPT
         else:
-            whole = self._intake(INTAKE_STRETCH * shared.seconds(rows), shared)
+            stretch = SHARED_INTAKE_STRETCH if contended else INTAKE_STRETCH
+            whole = self._intake(stretch * shared.seconds(rows), shared)
             free = min(max(1, self._free(rows, shared) - rows), RIDING_IDS)
         return [
             Share(
