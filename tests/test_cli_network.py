@@ -285,10 +285,10 @@ def test_patience_is_short_for_a_first_contact_only(monkeypatch: pytest.MonkeyPa
 
             late = Step(tokens=(1,), pieces=("a",), origins=(Origin.TARGET,))
             with pytest.raises(CloudError, match="no verifier has answered") as gone:
-                await remote._first(steps(), runtime)
+                await remote.first(steps(), runtime)
             assert gone.value.code is Code.UNREACHABLE
             runtime.peer = runtime._hello()
-            first = asyncio.ensure_future(remote._first(steps(), runtime))
+            first = asyncio.ensure_future(remote.first(steps(), runtime))
             asyncio.get_running_loop().call_later(0.05, go.set)
             assert await first is late
 
