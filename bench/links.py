@@ -107,7 +107,7 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     ids = [
         tuple(vocabulary.tokenizer.chat([{"role": "user", "content": text}])) for text in PROMPTS
     ]
-    names = args.arms.split(",") if args.arms else list(ARMS)
+    names = args.arms.split(";") if args.arms else list(ARMS)
     cells: list[dict[str, Any]] = []
     flags = ["--threads", "1", "--draft", args.draft, "--target-pace", str(args.pace)]
     flags += [] if args.deterministic else ["--no-deterministic"]
@@ -159,7 +159,9 @@ def main() -> int:
     parser.add_argument("--links", default="strong,medium,weak,5/20,.5/5,.1/2")
     parser.add_argument("--requests", default="1,8")
     parser.add_argument("--rtt", default="20ms")
-    parser.add_argument("--arms", default="", help=f"of {', '.join(ARMS)}; cloud-only first")
+    parser.add_argument(
+        "--arms", default="", help="with ; between, cloud-only first: " + "; ".join(ARMS)
+    )
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--k", type=int, default=4)
