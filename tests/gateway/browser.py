@@ -22,7 +22,7 @@ def executable() -> str | None:
 def require() -> Any:
     """playwright's async API, or the test is skipped with what is missing."""
     driver = pytest.importorskip(
-        "playwright.async_api", reason='no playwright: pip install "outrider[dev]"'
+        "playwright.async_api", reason='no playwright: pip install "outrider[browser]"'
     )
     if executable() is None:
         pytest.skip("no Chromium: apt install chromium, or OUTRIDER_CHROMIUM=path")
