@@ -75,7 +75,7 @@ class Panel {
         scales: { x: { time: false }, y: { range: this.range ?? ((_, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1]) } },
         axes: [
           { stroke: ink, grid, ticks: grid, size: 26 },
-          { stroke: ink, grid, ticks: grid, size: 52 },
+          { stroke: ink, grid, ticks: grid, size: 60 },
         ],
         series: [{}, ...this.lines.map((l) => series(l)), ...this.lines.map((l) => series(l, [5, 4]))],
       },
