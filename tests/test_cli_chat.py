@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -248,6 +249,24 @@ def test_a_pipe_is_read_line_by_line():
         assert "\x1b[3" not in text
 
     run(work())
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(600)
+def test_the_built_in_pair_talks_and_compares():
+    pytest.importorskip("torch")
+    from outrider.engines import builtin
+
+    if builtin.find_gguf() is None:
+        pytest.skip("the built-in weights are not here: outrider pull")
+    ended = subprocess.run(
+        [sys.executable, "-m", "outrider", "chat", "--threads", "1", *CALM],
+        input="Why is the sky blue?\n/compare schedule=sync\n",
+        capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "identical: 12 tokens" in ended.stdout
 
 
 def test_a_terminal_has_a_prompt_and_ctrl_d_leaves():
