@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from outrider.sim.acceptance import Survival
 
 F64Array = npt.NDArray[np.float64]
 
@@ -32,27 +33,6 @@ class Line:
     def __call__(self, length: int) -> float:
         (k0, t0), (k1, t1) = self.first, self.last
         return t0 + (t1 - t0) * (length - k0) / (k1 - k0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
-    """S(k) = P(L >= k): given points from k = 1, then a geometric tail."""
-
-    points: tuple[float, ...]
-    tail: float
-    """S(k+1)/S(k) beyond the points."""
-
-    def __post_init__(self) -> None:
-        steps = (1.0, *self.points)
-        if not 0.0 <= self.tail <= 1.0 or any(not 0.0 <= b <= a for a, b in pairwise(steps)):
-            raise ValueError("S must fall from 1 and stay in [0, 1]")
-
-    def survival(self, count: int) -> F64Array:
-        """S(1..count), float64[count]."""
-        values = list(self.points[:count])
-        while len(values) < count:
-            values.append((values[-1] if values else 1.0) * self.tail)
-        return np.array(values, dtype=np.float64)
 
 
 class Delays(Protocol):
@@ -117,7 +97,7 @@ class World:
     """Time to draft k tokens, k >= 1 (none for k = 0)."""
     verify: Callable[[int], float]
     """Time of the forward that judges k drafts, k >= 0."""
-    acceptance: Acceptance
+    acceptance: Survival
     delays: Delays
     overhead: float = 0.0
     """What a round trip takes beside the delays."""
@@ -169,7 +149,7 @@ class Testbed:
     name: str
     draft: Line
     verify: Line
-    acceptance: Acceptance
+    acceptance: Survival
     switching: tuple[float, float]
     """Levels of its Markov channel, seconds one way."""
     best: tuple[int, ...]
@@ -194,7 +174,7 @@ QWEN: Final = Testbed(
     name="qwen",
     draft=Line(first=(1, 0.10625), last=(10, 0.7370)),
     verify=Line(first=(1, 0.01656), last=(10, 0.0306)),
-    acceptance=Acceptance(
+    acceptance=Survival(
         points=(0.462, 0.328, 0.256, 0.214, 0.188, 0.166, 0.144, 0.110, 0.088, 0.082), tail=0.828
     ),
     switching=(0.037, 0.111),
@@ -206,7 +186,7 @@ LLAMA: Final = Testbed(
     name="llama",
     draft=Line(first=(1, 0.0904), last=(10, 0.5259)),
     verify=Line(first=(1, 0.01718), last=(10, 0.0312)),
-    acceptance=Acceptance(
+    acceptance=Survival(
         points=(0.382, 0.288, 0.226, 0.196, 0.170, 0.140, 0.124, 0.116, 0.102, 0.082), tail=0.845
     ),
     switching=(0.027, 0.083),
@@ -223,7 +203,7 @@ def simulated(delay: float, *, alpha: float = 0.7, max_length: int = 20) -> Worl
         name=f"simulated alpha={alpha:g}",
         draft=Line(first=(0, 0.0), last=(1, 0.001)),
         verify=Line(first=(0, 0.0005), last=(1, 0.001)),
-        acceptance=Acceptance(points=(), tail=alpha),
+        acceptance=Survival(points=(), tail=alpha),
         delays=Steady(delay),
         max_length=max_length,
         source=SOURCE,
@@ -239,7 +219,7 @@ def slow_target(delay: float, *, max_length: int = 16) -> World:
         name=f"slow target d={1e3 * delay:g}",
         draft=Line(first=(0, 0.0), last=(1, 0.005)),
         verify=Line(first=(0, 0.060), last=(1, 0.060)),
-        acceptance=Acceptance(points=(), tail=0.8),
+        acceptance=Survival(points=(), tail=0.8),
         delays=Steady(delay),
         plain=0.060,
         max_length=max_length,
