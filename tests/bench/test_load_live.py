@@ -72,7 +72,11 @@ def test_every_answer_is_the_recorded_one(schedule: Schedule):
     assert [part["answers"] for part in facts["edges"]] == [4, 4, 4]
     assert facts["warm_up_answers"] == 6
     assert facts["bytes_up_per_token"] > 0
-    assert (facts["acceptance"] is None) == (schedule is Schedule.CLOUD_ONLY)
+    if schedule is Schedule.SYNC:
+        assert facts["acceptance"] is not None
+    elif schedule is Schedule.CLOUD_ONLY:
+        assert facts["acceptance"] is None
+    # In free-run over a link without delay the cloud may win every race, and then no draft is judged.
     assert 0 < facts["forwards_per_token"] <= 1.0
     assert all(one.due <= one.first <= one.last for one in outcome.served)
 
