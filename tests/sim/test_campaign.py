@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from outrider.commands.simulate import _campaign_facts
 from outrider.core import rng
 from outrider.core.rng import Purpose
 from outrider.core.sequence import SpeculativeSequence
@@ -31,6 +33,7 @@ def test_random_faults_break_nothing():
     assert found.cases == 160
     assert found.law is not None
     assert found.lawful
+    assert '"passed": true' in json.dumps(_campaign_facts(range(160), found))
     # Every kind of fault did happen.
     assert {*LAWFUL, *LAWLESS, "cancel", "slow", "death", "drain"} == found.faults.keys()
 

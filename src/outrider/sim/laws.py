@@ -57,4 +57,4 @@ def fit(counts: Sequence[int] | F64Array, law: Sequence[float] | F64Array) -> fl
     if len(hoped) < 2:
         raise ValueError("one bin proves nothing")
     distance = sum((s - h) ** 2 / h for s, h in zip(seen, hoped, strict=True))
-    return chi_square_tail(distance, len(hoped) - 1)
+    return chi_square_tail(float(distance), len(hoped) - 1)  # numpy's float is none to JSON
