@@ -76,7 +76,7 @@ def test_every_answer_is_the_recorded_one(schedule: Schedule):
         assert facts["acceptance"] is not None
     elif schedule is Schedule.CLOUD_ONLY:
         assert facts["acceptance"] is None
-    # In free-run over a link without delay the cloud may win every race, and then no draft is judged.
+    # In free-run over a link without delay the cloud may win every race: then no draft is judged.
     assert 0 < facts["forwards_per_token"] <= 1.0
     assert all(one.due <= one.first <= one.last for one in outcome.served)
 
