@@ -1,8 +1,9 @@
 """Runs a function that a model wrote against its tests, in a process with little to break.
 
-A process of its own in an empty folder, with no environment, limits on time, memory, files and
-processes, and no network where the system can take it away. That keeps accidents in; it is no
-wall against code that means harm, which is why nothing runs without being asked for.
+A process of its own in an empty folder, with no environment, with limits on time, memory and files,
+and, where the system has a filter on calls, without network, further processes and files to write
+(bench.confined). That keeps accidents in; it is no wall against code that means harm, which is why
+nothing runs without being asked for.
 """
 
 from __future__ import annotations
@@ -10,63 +11,78 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 SECONDS: Final = 10.0
 """HumanEval's tests take milliseconds; its own harness allows 3 seconds on an idle machine."""
-MEMORY_BYTES: Final = 1 << 30
-FILE_BYTES: Final = 1 << 20
-FILES: Final = 32
+CONFINED: Final = Path(__file__).with_name("confined.py")
 
-_LIMITS: Final = """
-import resource as r
-for what, most in ((r.RLIMIT_CPU, {cpu}), (r.RLIMIT_AS, {memory}), (r.RLIMIT_FSIZE, {size}),
-                   (r.RLIMIT_NOFILE, {files}), (r.RLIMIT_CORE, 0)):
-    r.setrlimit(what, (most, most))
-del r, what, most
-"""
+PROBES: Final = {
+    "reach the network": "import socket\nsocket.socket()",
+    "start processes": "import os\nif os.fork() == 0: os._exit(0)",
+    "write files": "open('file', 'w')",
+}
+"""What must fail, in words for a warning."""
 
 
 @cache
-def without_network() -> tuple[str, ...]:
-    """Words before a command that take the network away; none where the system does not let us."""
-    tool = shutil.which("unshare")
-    words = (tool, "--user", "--net") if tool else ()
-    if words and subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
-        return ()
-    return words
+def allowed() -> tuple[str, ...]:
+    """What code that is run here could do and should not: tried, not guessed."""
+    return tuple(what for what, code in PROBES.items() if _ends(code))
 
 
 def passes(code: str, test: str, entry_point: str, *, seconds: float = SECONDS) -> bool:
     """Does `check(entry_point)` of `test` come to its end after `code`?"""
-    proof = secrets.token_hex(8)  # an early exit is no pass
-    limits = _LIMITS.format(cpu=int(seconds) + 1, memory=MEMORY_BYTES, size=FILE_BYTES, files=FILES)
-    program = f"{limits}\n{code}\n{test}\ncheck({entry_point})\nprint({proof!r})\n"
+    return _ends(f"{code}\n{test}\ncheck({entry_point})\n", seconds=seconds)
+
+
+def _ends(program: str, *, seconds: float = SECONDS) -> bool:
+    """Does a program come to its end? An early exit is none."""
+    proof = secrets.token_hex(8)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "program.py"
         file.write_text(program, encoding="utf-8", errors="replace")
-        command = [*without_network(), sys.executable, "-I", "-S", str(file)]
-        with subprocess.Popen(
-            command,
+        words = [str(CONFINED), str(file), proof, str(int(seconds) + 1)]
+        # A process group of its own: where nothing forbids to start others, they end with it.
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", *words],
             cwd=folder,
             env={},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # so that what it started ends with it
-        ) as process:
-            try:
-                said, _ = process.communicate(timeout=seconds)
-            except subprocess.TimeoutExpired:
-                said = b""
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-    return said.split()[-1:] == [proof.encode()]
+            start_new_session=True,
+        )
+        try:
+            said = _read(process, len(proof), seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+    return said == proof.encode()
+
+
+def _read(process: subprocess.Popen[bytes], most: int, seconds: float) -> bytes:
+    """What it wrote, at most one byte more than expected, within its time."""
+    import select
+
+    assert process.stdout is not None
+    pipe, said, end = process.stdout.fileno(), b"", time.monotonic() + seconds
+    while len(said) <= most:
+        left = end - time.monotonic()
+        if left <= 0.0 or not select.select([pipe], [], [], left)[0]:
+            return b""
+        piece = os.read(pipe, most + 1 - len(said))
+        if not piece:
+            break
+        said += piece
+    return said
