@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from outrider.bench.live import wishes_of
+from outrider.bench.questions import BUILT_IN, name_of
 from outrider.core.link import Link, LinkError, parse_link
 from outrider.core.tokens import ParameterError
 from outrider.runtime.shaping import load_trace
@@ -64,6 +65,15 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _data(value: Any) -> tuple[str, ...]:
+    names = _texts(value)
+    for name in names:
+        name_of(name)
+    if not names:
+        raise ValueError(f'must name at least one set, such as "{BUILT_IN}"')
+    return names
+
+
 def _one_of(*names: str) -> simulated.Check:
     def check(value: Any) -> str:
         if value not in names:
@@ -97,7 +107,7 @@ MORE: Final[Language] = {
         "draft": (_text, "small"),
         "pace": (_number(0.0, MAX_PACE_MS), 0.0),
         "temperature": (_number(0.0, 100.0), 0.0),
-        "data": (_texts, ("built-in",)),
+        "data": (_data, ("built-in",)),
         "prompts": (_whole(1, MAX_PROMPTS), 4),
         "calibration": (_text, None),
     },

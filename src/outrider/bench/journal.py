@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 FORMAT: Final = 1
+TAKEN: Final = "{0} exists: go on with it (--resume {0}) or name another with -o"
 MAX_MARKS: Final = 400
 """Blocks of one answer that are kept for its timeline."""
 
@@ -116,6 +117,8 @@ class Header:
     quick: bool
     machine: dict[str, Any]
     run_code: bool = False
+    pins: dict[str, str] = field(default_factory=dict)
+    """Data sets that came from the hub, and the commit of each."""
     format: int = FORMAT
 
 
@@ -133,9 +136,7 @@ def begin(path: Path, header: Header) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(json.dumps({"run": asdict(header)}) + "\n")
     except FileExistsError:
-        raise JournalError(
-            f"{path} exists: go on with it (--resume {path}) or name another with -o"
-        ) from None
+        raise JournalError(TAKEN.format(path)) from None
 
 
 def append(path: Path, cell: Cell) -> None:

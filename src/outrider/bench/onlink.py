@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -41,18 +41,30 @@ class _Loaded:
     alone: LocalGenerator
 
 
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """A verifier that runs, and what the edge loaded beside it."""
+
+    models: tuple[str, str, float]
+    cloud: CloudProcess
+    vocabulary: Any
+    drafter: Any
+
+
 class Live:
     """Answers through a verifier; a cell is one answer."""
 
-    def __init__(self, experiment: Experiment, *, run_code: bool) -> None:
+    def __init__(self, experiment: Experiment, *, run_code: bool, pins: Mapping[str, str]) -> None:
         self._experiment = experiment
+        self._pins = pins
         self._run_code = run_code
         self._questions: dict[tuple[str, int], list[Question]] = {}
+        self._server: _Server | None = None
 
     def _asked(self, pair: Pair, data: str) -> list[Question]:
         key = (data, pair.prompts)
         if key not in self._questions:
-            self._questions[key] = load(data, pair.prompts)
+            self._questions[key] = load(data, pair.prompts, self._pins)
         return self._questions[key]
 
     def keys(self, point: Point) -> list[Key]:
@@ -69,34 +81,52 @@ class Live:
         pair, link = point.pair, point.link
         assert pair is not None
         assert link is not None
+        server = await self._served(pair)
+        async with EdgeRuntime(
+            EdgeConfig(url=server.cloud.url, link=link),
+            server.vocabulary.tokenizer,
+            server.drafter,
+            context_length=server.vocabulary.model.info.context_length,
+        ) as runtime:
+            alone = LocalGenerator(server.drafter.model, server.vocabulary.tokenizer)
+            loaded = _Loaded(pair, server.vocabulary.tokenizer, runtime, alone)
+            await self._warm_up(loaded, keys)
+            known: set[tuple[str, str]] = set()
+            for key in keys:
+                if (key.data, key.item) not in known:
+                    known.add((key.data, key.item))
+                    await self._show(loaded, key)
+                yield await self._cell(loaded, key)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.cloud.stop()
+
+    async def _served(self, pair: Pair) -> _Server:
+        """The verifier and the draft of a pair: kept from point to point while they are the same,
+        because loading them takes longer than many a cell."""
+        models = (pair.target, pair.draft, pair.pace_ms)
+        if self._server is not None and self._server.models == models:
+            return self._server
+        await self.close()
         flags = ["--model", pair.target, "--draft", pair.draft, "--threads", "1"]
-        async with CloudProcess(
-            [*flags, "--target-pace", str(pair.pace_ms)], core=CLOUD_CORE
-        ) as cloud:
+        cloud = CloudProcess([*flags, "--target-pace", str(pair.pace_ms)], core=CLOUD_CORE)
+        await cloud.start()
+        try:
             pin(os.getpid(), EDGE_CORE)
             vocabulary = load_vocabulary(pair.target)
             drafter = load_drafter(pair.draft, vocabulary, threads=1)
-            async with EdgeRuntime(
-                EdgeConfig(url=cloud.url, link=link),
-                vocabulary.tokenizer,
-                drafter,
-                context_length=vocabulary.model.info.context_length,
-            ) as runtime:
-                model = getattr(drafter, "model", None)
-                if model is None:
-                    raise EngineError(
-                        f"live.draft must be a model, such as small, and not {pair.draft}: what "
-                        "the edge does alone is in every table"
-                    )
-                alone = LocalGenerator(model, vocabulary.tokenizer)
-                loaded = _Loaded(pair, vocabulary.tokenizer, runtime, alone)
-                await self._warm_up(loaded, keys)
-                known: set[tuple[str, str]] = set()
-                for key in keys:
-                    if (key.data, key.item) not in known:
-                        known.add((key.data, key.item))
-                        await self._show(loaded, key)
-                    yield await self._cell(loaded, key)
+            if getattr(drafter, "model", None) is None:
+                raise EngineError(
+                    f"live.draft must be a model, such as small, and not {pair.draft}: what the "
+                    "edge does alone is in every table"
+                )
+        except BaseException:
+            await cloud.stop()
+            raise
+        self._server = _Server(models, cloud, vocabulary, drafter)
+        return self._server
 
     async def _warm_up(self, loaded: _Loaded, keys: Sequence[Key]) -> None:
         """Short answers of every arm, not measured (field case 39)."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Container, Sequence
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
@@ -22,6 +23,10 @@ class Backend(Protocol):
 
     def measure(self, point: Point, keys: Sequence[Key]) -> AsyncIterator[Cell]:
         """Each cell as it is finished."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what is kept from point to point."""
         ...
 
 
@@ -44,6 +49,9 @@ class Simulator:
         for key in keys:
             scenario = replace(point.scenario, seed=key.seed, seeds=1)
             yield _cell(key, play(scenario, arms[key.arm]))
+
+    async def close(self) -> None:
+        pass
 
 
 def _cell(key: Key, found: Measured) -> Cell:
@@ -94,25 +102,31 @@ def marks(steps: Sequence[tuple[float, Step]]) -> tuple[Mark, ...]:
     return tuple(found)
 
 
-def backend(experiment: Experiment, *, run_code: bool = False) -> Backend:
-    """Where an experiment runs. Live ones load models."""
+def backend(
+    experiment: Experiment, *, run_code: bool = False, pins: Mapping[str, str] | None = None
+) -> Backend:
+    """Where an experiment runs. Live ones load models. `pins`: commits of data sets of the hub."""
     if experiment.system is System.SIMULATOR:
         return Simulator(experiment)
     from outrider.bench.onlink import Live
 
-    return Live(experiment, run_code=run_code)
+    return Live(experiment, run_code=run_code, pins=pins or {})
 
 
 async def run(
     experiment: Experiment, where: Backend, done: Container[Key] = ()
 ) -> AsyncIterator[Cell]:
     """Every cell that is not in `done`."""
-    for point in experiment.points:
-        keys = [key for key in where.keys(point) if key not in done]
-        if keys:
-            async for cell in where.measure(point, keys):
-                yield cell
-                await asyncio.sleep(0)  # a simulated cell waits for nothing: here Ctrl-C is heard
+    try:
+        for point in experiment.points:
+            keys = [key for key in where.keys(point) if key not in done]
+            if keys:
+                async with aclosing(where.measure(point, keys)) as cells:  # type: ignore[type-var]
+                    async for cell in cells:
+                        yield cell
+                        await asyncio.sleep(0)  # a simulated cell waits for nothing: Ctrl-C
+    finally:
+        await where.close()
 
 
 def total(experiment: Experiment, where: Backend) -> int:

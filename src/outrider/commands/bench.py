@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 DEFAULT_OUTPUT: Final = Path("outrider-bench.jsonl")
 QUICK: Final = "quick.toml"
+WORTH_TELLING: Final = 10.0
+"""Seconds: a shorter run is over before its estimate is read."""
 
 
 def bench(
@@ -94,19 +98,32 @@ def bench(
         raise CommandError(str(error)) from None
     experiment = load(header)
     _warn(header)
-    complete = True
+    complete = False
     try:
         asyncio.run(_run(experiment, header, path))
+        complete = True
     except KeyboardInterrupt:
-        complete = False
+        pass
     except CloudProcessError as error:
         raise CommandError(f"the verifier did not start: {error}") from None
-    cells = journal.read(path).cells
+    finally:
+        if not complete:
+            _left_off(path)
     if not complete:
-        kept = f"{len(cells)} cells are in {path}; go on: outrider bench --resume {path}"
-        console.messages().print(kept, markup=False)
         raise typer.Exit(INTERRUPTED)
-    show(experiment, header, cells, as_json=as_json)
+    show(experiment, header, journal.read(path).cells, as_json=as_json)
+
+
+def _left_off(path: Path) -> None:
+    """Say how to go on; a run without a cell leaves no file behind."""
+    from outrider.bench import journal
+
+    count = len(journal.read(path).cells)
+    if count:
+        kept = f"{count} cells are in {path}; go on: outrider bench --resume {path}"
+        console.messages().print(kept, markup=False)
+    else:
+        path.unlink()
 
 
 def _opened(
@@ -129,10 +146,22 @@ def _opened(
         return resume, header
     if scenario is None and not quick:
         raise CommandError("say what to compare: a scenario (docs/bench.md), or --quick")
+    if output.exists():  # told before data sets are fetched
+        raise journal.JournalError(journal.TAKEN.format(output))
     header = header_of(scenario, tuple(settings), quick=quick, run_code=run_code)
-    load(header)
+    header = replace(header, pins=_pins(load(header)))
     journal.begin(output, header)
     return output, header
+
+
+def _pins(experiment: Experiment) -> dict[str, str]:
+    """Commits of the data sets that are the hub's; all are tried before anything is begun."""
+    from outrider.bench.questions import QuestionError, pinned
+
+    try:
+        return pinned(data for point in experiment.points if point.pair for data in point.pair.data)
+    except QuestionError as error:
+        raise CommandError(f"[live] data: {error}") from None
 
 
 def header_of(
@@ -185,10 +214,10 @@ def load(header: Header) -> Experiment:
 
 
 def _warn(header: Header) -> None:
-    from outrider.bench.sandbox import without_network
+    from outrider.bench.sandbox import allowed
 
-    if header.run_code and not without_network():
-        console.messages().print("warning: code that is run here can reach the network")
+    if header.run_code and (can := allowed()):
+        console.messages().print(f"warning: code that is run here can {', '.join(can)}")
 
 
 async def _run(experiment: Experiment, header: Header, path: Path) -> None:
@@ -196,13 +225,13 @@ async def _run(experiment: Experiment, header: Header, path: Path) -> None:
     from outrider.bench.questions import QuestionError
     from outrider.bench.runner import backend, run, total
 
-    where: Any = backend(experiment, run_code=header.run_code)
+    where: Any = backend(experiment, run_code=header.run_code, pins=header.pins)
     try:
         whole = total(experiment, where)
     except QuestionError as error:
         raise CommandError(str(error)) from None
     done = {cell.key for cell in journal.read(path).cells}
-    count = len(done)
+    count, began = len(done), time.monotonic()
     with bars() as tell:
         tell("cells", count, whole)
         async with aclosing(run(experiment, where, done)) as cells:  # type: ignore[type-var]
@@ -210,3 +239,18 @@ async def _run(experiment: Experiment, header: Header, path: Path) -> None:
                 journal.append(path, cell)
                 count += 1
                 tell("cells", count, whole)
+                if count == len(done) + 1:
+                    live = experiment.system == "live"  # whose first cell waited for models
+                    took = cell.seconds if live else time.monotonic() - began
+                    _foretell(took, whole - count)
+
+
+def _foretell(seconds: float, left: int) -> None:
+    """How long it will take, by the first cell: a guess, since arms differ."""
+    if seconds * left >= WORTH_TELLING:
+        text = f"the first cell took {seconds:.1f} s; {left} to go, about {_span(seconds * left)}"
+        console.messages().print(text, markup=False)
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90.0 else f"{seconds / 60.0:.0f} min"

@@ -33,6 +33,7 @@ _BROUGHT_BY: Final = {
     "torch": "torch transformers tokenizers safetensors gguf accelerate jinja2",
     "chat": "prompt_toolkit httpx",
     "otel": "opentelemetry",
+    "data": "huggingface_hub pyarrow",
     "gateway": "fastapi starlette pydantic uvicorn prometheus_client",
 }
 OPTIONAL: Final = {
