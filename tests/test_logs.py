@@ -59,7 +59,7 @@ def test_no_secret_and_no_prompt_at_any_level(everything: io.StringIO, tmp_path)
                 bad = body | {"temperature": PROMPT}
                 assert (await http.post(path, json=bad, headers=right)).status_code == 400
                 for peer in list(cloud._peers.values()):  # a reconnect
-                    peer.socket.transport.abort()
+                    peer.socket.abort()
                 assert (await http.post(path, json=body, headers=right)).status_code == 200
             app.state.gateway.lanes.close()
             keys.write_text(f"alice:{KEY} rate=SECRET123\n")

@@ -64,22 +64,22 @@ from outrider.proto.messages import (
     Ping,
     Pong,
 )
+from outrider.runtime import asgi, cloudruntime, listening, peers, routes
 from outrider.runtime import cloud as cloud_module
-from outrider.runtime import listening
 from outrider.runtime.access import ConfigurationError, hash_token, is_loopback, read_tokens
-from outrider.runtime.cloud import (
+from outrider.runtime.cloud import CloudConfig, CloudServer
+from outrider.runtime.discreet import discreet
+from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRuntime
+from outrider.runtime.listening import calm_accepts, tls_context
+from outrider.runtime.routes import (
+    AFFINITY_HEADER,
     HEALTH_PATH,
     METRICS_PATH,
     PATH,
     PROBE_PATH,
     ROUTES,
     STATUS_PATH,
-    CloudConfig,
-    CloudServer,
 )
-from outrider.runtime.discreet import discreet
-from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRuntime
-from outrider.runtime.listening import calm_accepts, tls_context
 from outrider.session.schedules import Schedule
 from outrider.session.wire import to_wire
 
@@ -169,10 +169,13 @@ def test_every_route_is_in_the_table_and_one_alone_is_open():
     """Field case 36: another path is another line of this test."""
     assert {path for path, route in ROUTES.items() if not route.login} == {HEALTH_PATH}
     assert {path for path, route in ROUTES.items() if route.body is None} == {PATH}
-    source = Path(cloud_module.__file__).read_text(encoding="utf-8")
-    written = re.findall(r"""["'](/[^"']*)["']""", source)
+    written = []
+    for module in (cloud_module, cloudruntime, asgi, routes):
+        source = Path(module.__file__).read_text(encoding="utf-8")
+        written += re.findall(r"""["'](/[^"']*)["']""", source)
     assert sorted(written) == sorted(ROUTES), "a path beside the table"
-    assert source.count("request.path") == 1, "a path is looked up once, in the table"
+    source = Path(cloudruntime.__file__).read_text(encoding="utf-8")
+    assert source.count("ROUTES.get(path)") == source.count("ROUTES") - 1 == 1, "looked up once"
 
 
 def test_the_status_is_for_logins_and_names_no_secret():
@@ -268,6 +271,28 @@ def test_only_two_paths_answer_and_one_asks_for_a_login(upgrade: tuple[str, ...]
             assert not verifier._peers
 
     run(work())
+
+
+def test_an_edge_names_itself_the_same_way_each_time():
+    """By a value that says nothing: what stands in front of several verifiers goes by it."""
+
+    async def work() -> list[str]:
+        seen = []
+        async with server(tokens=TOKENS) as verifier:
+            for _ in range(2):
+                async with edge(verifier.port, drafter(), token=SECRET) as runtime:
+                    for _ in range(2):
+                        same(await hear(await runtime.stream(ask(SHORT))), alone(SHORT))
+                        (peer,) = verifier._peers.values()
+                        seen += peer.socket.raw.request.headers.get_all(AFFINITY_HEADER)
+                        peer.socket.abort()
+                        await until(lambda: not verifier._peers)
+        return seen
+
+    first, again, second, _ = run(work())
+    assert first == again != second
+    assert SECRET not in first
+    assert len(first) >= 16
 
 
 def test_the_right_login_works_and_names_its_tenant():
@@ -623,8 +648,9 @@ def test_a_system_without_sockets_is_told_in_one_line(caplog: pytest.LogCaptureF
 def test_stopping_does_not_wait_for_a_peer_that_sleeps(monkeypatch: pytest.MonkeyPatch):
     """A peer that reads nothing and says no goodbye: cut after HURRY_S, not after a close timeout
     (here as long as a test may last)."""
-    monkeypatch.setattr(cloud_module, "FINISH_S", 600.0)
-    monkeypatch.setattr(cloud_module, "HURRY_S", 0.05)
+    for module in (cloud_module, cloudruntime, peers):
+        monkeypatch.setattr(module, "FINISH_S", 600.0)
+    monkeypatch.setattr(cloudruntime, "HURRY_S", 0.05)
 
     async def work() -> None:
         async with server() as verifier:
@@ -642,8 +668,9 @@ def test_stopping_does_not_wait_for_a_peer_that_sleeps(monkeypatch: pytest.Monke
 
 def test_an_impatient_stop_ends_a_drain_at_once(monkeypatch: pytest.MonkeyPatch):
     """As `outrider cloud` does at Ctrl-C: a session runs, its edge reads nothing any more."""
-    monkeypatch.setattr(cloud_module, "FINISH_S", 600.0)
-    monkeypatch.setattr(cloud_module, "HURRY_S", 0.05)
+    for module in (cloud_module, cloudruntime, peers):
+        monkeypatch.setattr(module, "FINISH_S", 600.0)
+    monkeypatch.setattr(cloudruntime, "HURRY_S", 0.05)
 
     async def work() -> None:
         async with server(pace=0.001) as verifier, stranger(verifier.port) as raw:
@@ -661,7 +688,7 @@ def test_an_impatient_stop_ends_a_drain_at_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_drain_does_not_wait_for_sessions_that_nobody_carries(monkeypatch: pytest.MonkeyPatch):
     """The dead edge's session goes after DETACHED_S; the living one's answer is finished."""
-    monkeypatch.setattr(cloud_module, "DETACHED_S", 0.05)
+    monkeypatch.setattr(cloudruntime, "DETACHED_S", 0.05)
 
     async def work() -> None:
         params = replace(SHORT, max_tokens=60, ignore_eos=True)
@@ -830,7 +857,7 @@ def test_a_giant_header_and_then_silence(size: int):
             await until(lambda: len(both.cloud._peers) <= 1)
             same(await both.ask(ask(SHORT)), alone(SHORT))
             ((edge_end),) = both.cloud._peers.values()
-            asked = edge_end.socket.request.headers  # type: ignore[union-attr]
+            asked = edge_end.socket.raw.request.headers  # type: ignore[union-attr]
             assert "Sec-WebSocket-Extensions" not in asked, "nor does an edge ask for it"
 
     run(work())
@@ -885,8 +912,9 @@ def test_sessions_beyond_the_limit_are_told_busy():
 
 def test_a_slow_reader_pauses_and_is_dropped_when_it_stays_away(monkeypatch: pytest.MonkeyPatch):
     """Field case 31: its forwards stop at a bound, go on when it reads, and others never wait."""
-    monkeypatch.setattr(cloud_module, "MAX_UNSENT_BYTES", 4096)
-    monkeypatch.setattr(cloud_module, "DROP_UNSENT_BYTES", 32 * 1024)
+    for module in (cloud_module, peers):
+        monkeypatch.setattr(module, "MAX_UNSENT_BYTES", 4096)
+    monkeypatch.setattr(peers, "DROP_UNSENT_BYTES", 32 * 1024)
 
     async def work() -> None:
         # A heartbeat far away: it is not silence that ends this link.
@@ -896,7 +924,7 @@ def test_a_slow_reader_pauses_and_is_dropped_when_it_stays_away(monkeypatch: pyt
                 await until(lambda: bool(both.cloud._peers))
                 slow = max(both.cloud._peers)
                 # The system's own buffers are large; here they shall not hide the reader's pace.
-                ends = (raw, both.cloud._peers[slow].socket)
+                ends = (raw, both.cloud._peers[slow].socket.raw)
                 for end, option in zip(ends, (socket.SO_RCVBUF, socket.SO_SNDBUF), strict=True):
                     wire = end.transport.get_extra_info("socket")
                     wire.setsockopt(socket.SOL_SOCKET, option, 4096)

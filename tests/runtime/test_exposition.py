@@ -12,9 +12,9 @@ from test_access import http
 from live import alone, ask, drafter, edge, hear, run, same, server
 from outrider.core.tokens import SamplingParams
 from outrider.runtime.access import hash_token
-from outrider.runtime.cloud import HEALTH_PATH, METRICS_PATH
 from outrider.runtime.edge import CloudError
 from outrider.runtime.exposition import METRICS, exposition
+from outrider.runtime.routes import HEALTH_PATH, METRICS_PATH
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHORT = SamplingParams(max_tokens=8, seed=3, ignore_eos=True)

@@ -161,6 +161,8 @@ class Connection:
         self.peer: Hello | None = None
         self.rtt: float | None = None
         """Seconds of the last PING's round trip."""
+        self.ponged: float | None = None
+        """Stamp of the last PONG, as the peer says it: of a PING of ours, if it is honest."""
         self.sent_bytes = 0
         self.received_bytes = 0
         self._hello = hello
@@ -289,6 +291,7 @@ class Connection:
         if 0.0 <= now - pong.stamp < 3600.0:
             self.rtt = now - pong.stamp
         self._pinged = None
+        self.ponged = pong.stamp
 
     def ping(self, now: float) -> None:
         """Measure the round trip now."""

@@ -51,6 +51,7 @@ from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits
 from outrider.runtime.access import is_loopback, sendable
 from outrider.runtime.discreet import discreet, without_secrets
 from outrider.runtime.local import MAX_DRAFT_LENGTH, GenerationResult, Timing
+from outrider.runtime.routes import AFFINITY_HEADER
 from outrider.runtime.socket import FrameSocket
 from outrider.runtime.worker import EngineThread, Timed
 from outrider.session.client import (
@@ -370,6 +371,7 @@ class EdgeRuntime:
         self._sockets: set[FrameSocket] = set()
         """Every socket that is not closed yet, the one in use included."""
         self._seed = random.Random(config.link_seed + 1)
+        self._affinity = secrets.token_hex(8)
 
     async def __aenter__(self) -> EdgeRuntime:
         return self
@@ -738,7 +740,7 @@ class EdgeRuntime:
     # ---------------------------------------------------------------- the socket
 
     async def _dial(self) -> None:
-        headers = dict(self.config.headers)
+        headers = {AFFINITY_HEADER: self._affinity, **self.config.headers}
         if self.config.token:
             headers["Authorization"] = f"Bearer {self.config.token}"
         url = self._url()

@@ -23,9 +23,9 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from outrider.core.tokens import SamplingParams
 from outrider.proto.codec import MAX_FRAME_BYTES, decode, encode
 from outrider.proto.messages import Error, Hello, Open, Ping, Pong
-from outrider.runtime.cloud import HEALTH_PATH, PATH, PROBE_BYTES, PROBE_PATH
 from outrider.runtime.discreet import discreet
 from outrider.runtime.edge import EdgeConfig
+from outrider.runtime.routes import HEALTH_PATH, PATH, PROBE_BYTES, PROBE_PATH
 from outrider.runtime.status import authorization, http_connection
 from outrider.session.wire import to_wire
 

@@ -10,8 +10,8 @@ import ssl
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from outrider.runtime.cloud import STATUS_PATH
 from outrider.runtime.edge import EdgeConfig
+from outrider.runtime.routes import STATUS_PATH
 
 TIMEOUT_S: Final = 5.0
 """A verifier that answers later is busy with something better."""
