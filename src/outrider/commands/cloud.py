@@ -192,7 +192,8 @@ def cloud(
     from outrider.engines.load import load_drafter, load_target
     from outrider.engines.measure import row_costs
     from outrider.runtime.access import ConfigurationError, Logins, read_logins
-    from outrider.runtime.cloud import CloudConfig, CloudServer
+    from outrider.runtime.cloud import CloudServer
+    from outrider.runtime.cloudruntime import CloudConfig
     from outrider.runtime.listening import MAX_CONNECTIONS, tls_context
     from outrider.runtime.rotation import LoginFile
     from outrider.session.service import MAX_SESSIONS, ServiceConfig

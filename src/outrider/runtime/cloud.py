@@ -19,6 +19,8 @@ from outrider.runtime.peers import FINISH_S, MAX_UNSENT_BYTES, SocketClosedError
 from outrider.runtime.routes import Reply
 from outrider.session.service import ServiceConfig
 
+__all__ = ["CloudConfig", "CloudServer", "ServerSocket"]
+
 
 class CloudServer(CloudRuntime):
     """One target engine behind a WebSocket. `async with` it, or start() and stop()."""
