@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from typing import Any
 
@@ -208,6 +209,22 @@ def test_field_case_18_over_http():
             assert joined(events) == said
             assert all("\ufffd" not in str(event) for event in events)
             assert (await gateway.post(TEXT, body)).json()["choices"][0]["text"] == said
+
+    run(work())
+
+
+def test_an_event_is_one_line_to_whoever_splits_lines():
+    """JSON leaves U+0085, U+2028 and U+2029 as they are; `str.splitlines` ends lines at them."""
+    said = "one\u2028two\u2029three\x85end"
+
+    async def work() -> None:
+        async with served(**says([*said.encode()], "p")) as gateway:
+            body = text(prompt="p", max_tokens=64, stream=True)
+            async with gateway.http.stream("POST", TEXT, json=body) as response:
+                lines = [line async for line in response.aiter_lines() if line]
+            assert all(line.startswith("data: ") for line in lines)
+            events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+            assert joined([*events, "[DONE]"]) == said
 
     run(work())
 

@@ -21,13 +21,22 @@ from outrider.runtime.edge import EdgeResult
 from outrider.session.generation import Step
 
 DONE: Final = b"data: [DONE]\n\n"
+_LINE_ENDS: Final = tuple(
+    (mark.encode(), f"\\u{ord(mark):04x}".encode()) for mark in ("\x85", "\u2028", "\u2029")
+)
+"""What `str.splitlines` takes for the end of a line although JSON leaves it as it is."""
 _SUMMARY_LEAVES_OUT: Final = frozenset({"text", "logprobs", "token_ids", "origins"})
 """Of an account: what the stream itself has said."""
 
 
 def event(value: object) -> bytes:
-    """One server-sent event. JSON writes line ends as \\n, so a value is always one line."""
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+    """One server-sent event. JSON writes line ends as \\n, so a value is always one line, also to
+    clients that take other characters for line ends, as httpx does in `iter_lines`."""
+    data = msgspec.json.encode(value)
+    if not data.isascii():
+        for raw, escaped in _LINE_ENDS:
+            data = data.replace(raw, escaped)
+    return b"data: " + data + b"\n\n"
 
 
 @dataclass(slots=True)
