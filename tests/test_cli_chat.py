@@ -239,13 +239,19 @@ def test_a_pipe_is_read_line_by_line():
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "outrider", "chat", *TOY, *CALM,
             stdin=pipe, stdout=pipe, stderr=pipe,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
         )  # fmt: skip
-        out, err = await process.communicate(b"hi\n/compare schedule=sync\n/nonsense\n/stats\n")
+        lines = (
+            b"hi\n/compare schedule=sync\n/nonsense\n/stats\n\xff no text\n/set system 1e3\n/set\n"
+        )
+        out, err = await process.communicate(lines)
         assert (process.returncode, err) == (0, b"")
         text = out.decode()
         assert "identical: 12 tokens" in text
         assert "error: no command /nonsense" in text
         assert "bytes up a token" in text
+        assert text.count("12 tokens \u00b7") == 3  # what is no text was answered, too
+        assert "system 1e3\n" in text
         assert "\x1b[3" not in text
 
     run(work())

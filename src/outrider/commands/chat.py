@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -239,14 +240,20 @@ async def _typed() -> AsyncIterator[str]:
 
 
 async def _piped() -> AsyncIterator[str]:
-    """Lines of a pipe or file. A thread of its own reads them: the link must not wait for it."""
+    """Lines of a pipe or file, with U+FFFD for what is no text. A thread of its own reads them: the
+    link must not wait for it."""
     lines: asyncio.Queue[str | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+
     def read() -> None:
-        for line in sys.stdin:
-            loop.call_soon_threadsafe(lines.put_nowait, line)
-        loop.call_soon_threadsafe(lines.put_nowait, None)
+        try:
+            for line in sys.stdin:
+                loop.call_soon_threadsafe(lines.put_nowait, line)
+        finally:
+            loop.call_soon_threadsafe(lines.put_nowait, None)
 
     threading.Thread(target=read, name="outrider-stdin", daemon=True).start()
     while (line := await lines.get()) is not None:

@@ -133,7 +133,7 @@ class Chat:
             others = ", ".join(known for known in SETTINGS if known not in self.settings)
             self._say(f"not set: {others}", "dim")
             return
-        changed = _changed(self.settings, {name: parsed(value)}, self._first)
+        changed = _changed(self.settings, {name: _valued(name, value)}, self._first)
         self._voice.check(self._body(changed, [{"role": "user", "content": "?"}]))
         self.settings = changed
 
@@ -258,7 +258,12 @@ def _pair(item: str) -> tuple[str, Any]:
     name, equals, value = item.partition("=")
     if not equals:
         raise CommandError(f"{item!r} is not NAME=VALUE, as in schedule=cloud-only")
-    return name, parsed(value)
+    return name, _valued(name, value)
+
+
+def _valued(name: str, value: str) -> Any:
+    """As `parsed`; a system prompt is text even where it looks like a number."""
+    return (value.strip() or None) if name == "system" else parsed(value)
 
 
 def settings_of(items: Sequence[str]) -> dict[str, Any]:
