@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -335,6 +338,122 @@ def test_controls_have_names_and_text_has_contrast(scheme: str):
                 assert looked > 60
                 assert pale == [], (scheme, theme)
                 await page.click("#theme")
+
+    browsing(work())
+
+
+@pytest.mark.browser
+def test_a_new_chat_in_mid_answer_forgets_that_answer():
+    async def work() -> None:
+        model = Watched(TARGET)
+        model.before = lambda _: time.sleep(0.005)
+        async with served(model=model) as gateway, page_of(gateway.url) as page:
+            await page.evaluate("() => { document.getElementById('max-tokens').value = 3000 }")
+            await page.fill("#message", "hi")
+            await page.press("#message", "Enter")
+            await page.locator(".t").nth(12).wait_for()
+            await page.click("#new")
+            await page.locator("#send").wait_for()
+            await gateway.pair.idle()
+            assert await page.locator("#welcome").is_visible()
+            assert await page.locator(".turn").count() == 0
+            model.before = lambda _: None
+            sent = []
+            page.on("request", lambda request: sent.append(request.post_data_json))
+            await say(page)
+            assert sent[0]["messages"] == HELLO
+            assert await page.locator(".text").text_content() == expected()
+            counts = await page.locator("#legend .count").all_text_contents()
+            assert sum(map(int, counts)) == 24
+
+    browsing(work())
+
+
+@pytest.mark.browser
+def test_what_is_no_number_is_said_and_never_taken_for_nothing():
+    async def work() -> None:
+        async with served() as gateway, page_of(gateway.url) as page:
+            await page.fill("#temperature", "")
+            await page.locator("#temperature").press_sequentially("1e")
+            await page.fill("#message", "my question")
+            await page.press("#message", "Enter")
+            alert = page.locator("#alert")
+            await alert.wait_for()
+            assert "Temperature: not a number." in await alert.inner_text()
+            assert await page.input_value("#message") == "my question"
+            await page.fill("#temperature", "1")
+            await say(page)
+            saved = page.locator("#saved")
+            await page.select_option("#unit", "forward")  # wants no measured step
+            assert "Money: " in await saved.inner_text()
+            for nonsense in ("-5", "1e300"):
+                await page.fill("#price", nonsense)
+                assert "Price: give a number" in await saved.inner_text()
+                assert "Money" not in await saved.inner_text()
+                assert await page.get_attribute("#price", "aria-invalid") == "true"
+            await page.fill("#price", "2")
+            assert "Money: " in await saved.inner_text()
+            await page.fill("#watts-edge", "")
+            await page.locator("#watts-edge").press_sequentially("-")
+            assert "Edge, watts: give a number" in await saved.inner_text()
+
+    browsing(work())
+
+
+@pytest.mark.browser
+def test_a_key_dialog_that_was_closed_comes_back_with_the_next_message():
+    async def work() -> None:
+        async with served(**WITH_KEY) as gateway, page_of(gateway.url) as page:
+            dialog = page.locator("#key")
+            await dialog.wait_for()
+            await page.keyboard.press("Escape")
+            await dialog.wait_for(state="hidden")
+            await page.fill("#max-tokens", "24")
+            await page.fill("#seed", "7")
+            await page.fill("#temperature", "1")
+            await page.fill("#message", "hi")
+            await page.press("#message", "Enter")
+            await page.fill("#key-value", KEY)
+            await page.keyboard.press("Enter")
+            await page.locator(".answer:not(.busy)").wait_for()  # it had waited for the key
+            assert await page.locator(".text").text_content() == expected()
+            page.said.clear()  # the browser's own lines about the 401s
+
+    browsing(work())
+
+
+@pytest.mark.browser
+def test_axe_finds_nothing():
+    """Deque's axe-core, by its own rules and best practices."""
+    path = os.environ.get("OUTRIDER_AXE")
+    if not path:
+        pytest.skip("no axe-core: npm install axe-core, OUTRIDER_AXE=node_modules/axe-core/axe.js")
+
+    async def work() -> None:
+        async with served() as gateway, page_of(gateway.url) as page:
+            await page.evaluate(await asyncio.to_thread(Path(path).read_text))
+
+            async def look(where: str) -> None:
+                found = await page.evaluate("async () => (await axe.run()).violations")
+                assert [(v["id"], v["nodes"][0]["html"]) for v in found] == [], where
+
+            await look("empty")
+            await say(page)
+            await page.locator(".text .t").first.hover()
+            await look("answer")
+            await page.check("#compare")
+            await say(page, answers=2)
+            await look("compared")
+            await page.fill("#temperature", "1000")
+            await page.fill("#message", "hi")
+            await page.press("#message", "Enter")
+            await page.locator("#alert").wait_for()
+            await look("refused")
+            await page.set_viewport_size({"width": 360, "height": 740})
+            for view in ("chat", "live", "how"):
+                await page.click(f"[data-go={view}]")
+                await look(f"phone, {view}")
+            page.said.clear()  # the browser's own line about the 400
 
     browsing(work())
 

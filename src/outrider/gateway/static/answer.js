@@ -31,7 +31,7 @@ export class Answer {
     this.began = performance.now();
     this.first = null; // ms
     this.node = element("div", "answer busy");
-    this.node.append(element("h3", "", label));
+    this.node.append(element("h2", "", label));
     this.body = element("div", "text");
     this.body.tabIndex = 0;
     this.body.setAttribute("role", "group");

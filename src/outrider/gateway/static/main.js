@@ -150,20 +150,35 @@ function turn(text) {
 
 async function run(answer, settings, body, signal, reader) {
   answer.began = performance.now();
-  for await (const event of ask(body, signal)) {
-    const text = answer.push(event);
-    reader?.push(text);
-    follow();
-    soon();
+  try {
+    for await (const event of ask(body, signal)) {
+      const text = answer.push(event);
+      reader?.push(text);
+      follow();
+      soon();
+    }
+  } finally {
+    reader?.end(); // what came of a broken answer is read out, too
   }
-  reader?.end();
+}
+
+// A number field that holds none reads as empty, and empty means "as it is": that would be silence.
+function nonsense() {
+  const field = [...document.querySelectorAll("#how input")].find((each) => each.validity.badInput);
+  return field && new ApiError(400, { message: `${field.labels[0].textContent.trim()}: not a number.`, param: field.id });
 }
 
 async function send(text) {
   if (state.abort || !state.facts || !text.trim()) return;
+  const wrong = nonsense();
+  if (wrong) {
+    $("message").value ||= text;
+    return complain(wrong);
+  }
   const both = $("compare").checked;
   const seed = number("seed") ?? drawnSeed();
-  state.messages.push({ role: "user", content: text });
+  const { messages } = state;
+  messages.push({ role: "user", content: text });
   const place = turn(text);
   place.pair.classList.toggle("two", both);
   const ways = both ? [["A", state.a], ["B", state.b]] : [["", state.a]];
@@ -177,7 +192,8 @@ async function send(text) {
   busy(new AbortController());
   const failed = await answers(jobs, place.pair);
   busy(null);
-  settle(text, jobs, place, both, failed);
+  if (messages === state.messages) settle(text, jobs, place, both, failed);
+  // else a new chat was begun in mid-answer, and this one is forgotten
 }
 
 // One after the other, so that neither answer slows the other. Returns what went wrong, or null.
@@ -303,6 +319,7 @@ function sumOf(runs) {
 }
 
 function redraw() {
+  saving.refresh();
   tiles();
   legend();
   $("key-b").hidden = state.shown.length < 2;
@@ -318,6 +335,7 @@ $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = $("message").value;
   state.early = !state.facts;
+  if (state.early) begin(); // nothing was heard yet, or the key was not given
   if (state.abort || !state.facts || !text.trim()) return;
   $("message").value = "";
   send(text);

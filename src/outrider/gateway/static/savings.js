@@ -1,7 +1,21 @@
 // Money and energy against the cloud alone, by the reader's own prices. Negative is shown as it is.
 
 const input = (id) => document.getElementById(id);
-const amount = (id) => Math.max(0, Number(input(id).value) || 0);
+const AMOUNTS = ["price", "watts-cloud", "watts-edge"];
+
+const prices = {}; // as of the last `refresh`: a field is not read again for each round
+let wrong = null; // name of a field that holds no such number
+
+// Reads what the reader typed; an empty field is 0.
+export function refresh() {
+  wrong = null;
+  for (const id of AMOUNTS) {
+    const { value, validity, labels } = input(id);
+    input(id).setAttribute("aria-invalid", String(!validity.valid));
+    if (!validity.valid) wrong ??= labels[0].textContent.trim();
+    prices[id] = Number(value);
+  }
+}
 
 const UNITS = {
   hour: {
@@ -37,14 +51,14 @@ function line(name, value, unit, alone) {
 // `sums`: answers as {tokens, forwards, rows, steps, draft, plain}; plain: seconds or null.
 export function savings(sum) {
   const unit = UNITS[input("unit").value];
-  if (!sum.tokens || (unit.timed && sum.plain == null)) return null;
-  const [alone, here] = unit.money(sum, amount("price"));
+  if (wrong || !sum.tokens || (unit.timed && sum.plain == null)) return null;
+  const [alone, here] = unit.money(sum, prices.price);
   const energy =
     sum.plain == null
       ? null
       : [
-          sum.tokens * sum.plain * amount("watts-cloud"),
-          sum.steps * amount("watts-cloud") + sum.draft * amount("watts-edge"),
+          sum.tokens * sum.plain * prices["watts-cloud"],
+          sum.steps * prices["watts-cloud"] + sum.draft * prices["watts-edge"],
         ];
   return { alone, money: alone - here, energy };
 }
@@ -74,7 +88,8 @@ function parts(title, run) {
 export function show(answers, chat) {
   const unit = UNITS[input("unit").value];
   const box = document.getElementById("saved");
-  box.replaceChildren(...answers.flatMap(([title, run]) => parts(title, run)), ...parts("This chat", chat));
+  if (wrong) box.textContent = `${wrong}: give a number from 0 to 1000000000.`;
+  else box.replaceChildren(...answers.flatMap(([title, run]) => parts(title, run)), ...parts("This chat", chat));
   document.getElementById("formula").replaceChildren(
     ...[unit.words, ENERGY, WORDS].map((text) => {
       const paragraph = document.createElement("p");
@@ -85,5 +100,5 @@ export function show(answers, chat) {
 }
 
 export function listen(redraw) {
-  for (const id of ["price", "unit", "watts-cloud", "watts-edge"]) input(id).addEventListener("input", redraw);
+  for (const id of [...AMOUNTS, "unit"]) input(id).addEventListener("input", redraw);
 }

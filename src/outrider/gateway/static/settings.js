@@ -17,11 +17,17 @@ const WORDS = {
   ratio: "ratio: the same distribution",
   relaxed: "relaxed: lossy, within a budget",
 };
+const RULES = {
+  relaxed: "relaxed: within T, or the same token",
+  fsd: "fsd: within T",
+  e2sci: "e2sci: within the block's own T",
+  typical: "typical: likely enough to the target",
+};
 
-function select(label, values, first) {
+function select(label, values, first, words = WORDS) {
   const field = document.createElement("select");
   if (first) field.append(new Option(first, ""));
-  for (const value of values) field.append(new Option(WORDS[value] ?? value, value));
+  for (const value of values) field.append(new Option(words[value] ?? value, value));
   return labelled(label, field);
 }
 
@@ -48,7 +54,7 @@ export class Settings {
       verify: select("Acceptance rule", facts.rules),
       draft_length: number("Draft length K", defaults.draft_length, { min: 1, max: 64, step: 1 }),
       window: number("Window", defaults.window, { min: 1, max: 256, step: 1 }),
-      rule: select("Relaxed rule", facts.relaxed_rules),
+      rule: select("Relaxed rule", facts.relaxed_rules, "", RULES),
       threshold: number("Threshold T, nats", defaults.threshold, { min: 0, max: 0.693, step: "any" }),
       budget: number("Budget, total variation", defaults.budget, { min: 0, step: "any" }),
     };
