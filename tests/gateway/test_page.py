@@ -401,6 +401,39 @@ def test_what_is_no_number_is_said_and_never_taken_for_nothing():
 
 
 @pytest.mark.browser
+def test_a_long_fast_answer_is_laid_out_by_the_frame_and_followed_to_its_end():
+    says = b"word and more of it, " * 60
+    start = len(TOKENIZER.chat(HELLO))
+    law = scripted_law([*says], start=start, width=WIDTH, filler=ByteTokenizer.END)
+
+    async def work() -> None:
+        pair = {"model": toy(law), "draft": ModelDrafter("same", model=toy(law))}
+        async with served(**pair) as gateway, page_of(gateway.url) as page:
+            await page.set_viewport_size({"width": 800, "height": 500})
+            await page.evaluate(COUNT_LAYOUTS)
+            await say(page, **{"max-tokens": 2000, "temperature": 0})
+            assert await page.locator(".t").count() >= len(says)
+            assert await page.evaluate("() => window.layouts") < len(says) / 2
+            below = "(log) => log.scrollHeight - log.scrollTop - log.clientHeight"
+            assert await page.locator("#log").evaluate(below) < 5
+            await page.locator("#log").evaluate("(log) => { log.scrollTop = 0 }")
+            await page.get_by_role("button", name="Theme").click()  # a frame, and the event is in
+            await page.evaluate("() => new Promise(requestAnimationFrame)")
+            assert await page.locator("#log").evaluate("(log) => log.scrollTop") == 0
+
+    browsing(work())
+
+
+COUNT_LAYOUTS = """() => {
+  window.layouts = 0;
+  const own = Object.getOwnPropertyDescriptor(Element.prototype, "scrollHeight");
+  Object.defineProperty(Element.prototype, "scrollHeight", {
+    get() { window.layouts += 1; return own.get.call(this); },
+  });
+}"""
+
+
+@pytest.mark.browser
 def test_a_key_dialog_that_was_closed_comes_back_with_the_next_message():
     async def work() -> None:
         async with served(**WITH_KEY) as gateway, page_of(gateway.url) as page:

@@ -10,6 +10,9 @@ import * as tip from "./tip.js";
 
 const $ = (id) => document.getElementById(id);
 const ALTERNATIVES = 5;
+const FRAME_MS = 100; // between two drawings at least; a drawing may take a quarter of the time
+const BREATH_MS = 50; // of work on a stream, then whatever else the page has to do
+const NEAR_END_PX = 200; // who is so near the end of the log wants to stay there
 
 const state = {
   facts: null,
@@ -20,6 +23,8 @@ const state = {
   all: [], // every answer of this chat
   abort: null,
   drawing: false,
+  cost: 0, // ms of the last drawing
+  pinned: true, // the log shows its end, and goes on to
   early: false, // sent before the facts were there
 };
 
@@ -150,12 +155,15 @@ function turn(text) {
 
 async function run(answer, settings, body, signal, reader) {
   answer.began = performance.now();
+  let rested = answer.began;
   try {
     for await (const event of ask(body, signal)) {
       const text = answer.push(event);
       reader?.push(text);
-      follow();
       soon();
+      if (performance.now() - rested < BREATH_MS) continue;
+      await new Promise((resume) => setTimeout(resume)); // a fast stream alone never lets go
+      rested = performance.now();
     }
   } finally {
     reader?.end(); // what came of a broken answer is read out, too
@@ -180,6 +188,8 @@ async function send(text) {
   const { messages } = state;
   messages.push({ role: "user", content: text });
   const place = turn(text);
+  state.pinned = true;
+  follow();
   place.pair.classList.toggle("two", both);
   const ways = both ? [["A", state.a], ["B", state.b]] : [["", state.a]];
   const jobs = ways.map(([name, settings]) => {
@@ -245,10 +255,15 @@ function busy(abort) {
 
 const stop = () => state.abort?.abort();
 
+// Reading a height lays the whole log out, so this is done once a drawing and not once a token.
 function follow() {
-  const log = $("log");
-  if (log.scrollHeight - log.scrollTop - log.clientHeight < 200) log.scrollTop = log.scrollHeight;
+  if (state.pinned) $("log").scrollTop = $("log").scrollHeight;
 }
+
+$("log").addEventListener("scroll", () => {
+  const log = $("log");
+  state.pinned = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END_PX;
+});
 
 // ---------------------------------------------------------------- tiles, legend, plots, savings
 
@@ -257,8 +272,11 @@ function soon() {
   state.drawing = true;
   setTimeout(() => {
     state.drawing = false;
+    const began = performance.now();
     redraw();
-  }, 100);
+    follow();
+    state.cost = performance.now() - began;
+  }, Math.max(FRAME_MS, 3 * state.cost));
 }
 
 const fixed = (value, digits = 2) => (value == null || Number.isNaN(value) ? "-" : value.toFixed(digits));
