@@ -124,6 +124,24 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
         yield context
 
 
+@pytest.mark.parametrize(
+    ("bug", "seeds"),
+    [
+        (stale_epoch_accepted, range(49, 52)),
+        (off_by_one_rollback, range(1, 4)),
+        (dropped_verdict, range(11, 14)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_planted_bug_is_found_where_it_shows(
+    bug: Callable[[pytest.MonkeyPatch], None], seeds: range, patch: pytest.MonkeyPatch
+):
+    """A few cases, of which the second shows it; without the bug they pass (the first test)."""
+    bug(patch)
+    assert [report.case.seed for report in played(seeds, most_failed=1).failed] == [seeds[1]]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(
     bug: Callable[[pytest.MonkeyPatch], None], patch: pytest.MonkeyPatch
