@@ -46,11 +46,14 @@ def test_the_table_and_the_event_hash(capsys: pytest.CaptureFixture[str]):
 def test_many_edges(capsys: pytest.CaptureFixture[str]):
     words = [str(SCENARIOS / "campus.toml"), "--scale", "--set", "edge.count=20"]
     words += ["--set", "cloud.count=2", "--set", "scale.duration=60s"]
-    words += ["--set", 'schedule.names=["pearl", "stream"]']
+    asked = [*words, "--set", 'schedule.names=["pearl", "stream"]']
+    assert run(["simulate", *asked]) == 2
+    assert "pearl needs the fine simulation" in capsys.readouterr().err
+    words += ["--set", 'schedule.names=["stream"]']
     facts = told(capsys, *words)
     names = [row["name"] for row in facts["rows"]]  # type: ignore[attr-defined]
     assert names == ["cloud-only", "colocated", "sync", "stream"]
-    assert facts["left_out"] == ["pearl", "edge-only"]
+    assert facts["left_out"] == ["edge-only"]
     assert facts["edges"] == 20
     assert all(row["tokens"] > 0 for row in facts["rows"])  # type: ignore[attr-defined]
     assert run(["simulate", *words]) == 0

@@ -38,7 +38,9 @@ def scenario(**changes: str) -> Scenario:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "world", [w if w == "plain" else pytest.param(w, marks=pytest.mark.slow) for w in WORLDS]
+)
 def test_coarse_and_fine_agree(world: str, schedule: Schedule):
     made = scenario(**WORLDS[world])
     arm = next(a for a in made.arms if a.schedule is schedule)
@@ -95,6 +97,9 @@ def test_a_run_is_a_function_of_its_seed():
     [
         ({"acceptance.spread": "0.1", "acceptance.memory": "20"}, "alpha or a curve"),
         ({"link.outages": '[["1s","1s"]]'}, "must not change"),
+        ({"schedule.names": '["pearl"]'}, "pearl needs the fine simulation.*known here are cloud-"),
+        ({"schedule.names": '["sync/auto"]'}, "sync/auto needs the fine simulation"),
+        ({"schedule.names": '["sync/ratio"]'}, "sync/ratio needs the fine simulation"),
     ],
 )
 def test_what_only_the_fine_simulation_knows_is_refused(change: dict[str, str], says: str):

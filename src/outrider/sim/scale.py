@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,10 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.link import FRAME_OVERHEAD, MIN_RTO_S
+from outrider.core.tokens import Rule
 from outrider.session.schedules import Schedule
 from outrider.sim.acceptance import Survival
 from outrider.sim.devices import Load
-from outrider.sim.scenario import Scenario, ScenarioError
+from outrider.sim.scenario import Arm, Scenario, ScenarioError
 
 F64Array = npt.NDArray[np.float64]
 I64Array = npt.NDArray[np.int64]
@@ -46,7 +48,8 @@ FRAME: Final = 6
 ID: Final = 3
 """Bytes of a DRAFT without its ids, and of an id."""
 BLOCK: Final = 4096
-"""Chains whose luck is drawn at once."""
+"""Chances that are drawn at once."""
+ALL: Final = slice(None)
 MOST_HEARD: Final = 128
 """Commits that may be on their way to an edge."""
 
@@ -110,11 +113,23 @@ def check(scenario: Scenario) -> None:
     for holds, reason in reasons:
         if holds:
             raise ScenarioError(f"--scale: {reason}")
+    for arm in scenario.arms:
+        if arm.asked and not _known(arm):
+            known = ", ".join(SCHEDULES)
+            raise ScenarioError(
+                f"--scale: [schedule] names: {arm.name} needs the fine simulation (leave --scale "
+                f"out); known here are {known}, without controller or rule"
+            )
+
+
+def _known(arm: Arm) -> bool:
+    plain = arm.controller == "fixed" and arm.rule is Rule.COUPLED
+    return plain and arm.schedule in (*SCHEDULES, Schedule.EDGE_ONLY)
 
 
 def schedules(scenario: Scenario) -> list[Schedule]:
-    """Those of the scenario's ways to decode that are known here; no controllers."""
-    wanted = {arm.schedule for arm in scenario.arms if arm.controller == "fixed"}
+    """Those of the scenario's ways to decode that are known here."""
+    wanted = {arm.schedule for arm in scenario.arms if _known(arm)}
     return [schedule for schedule in SCHEDULES if schedule in wanted]
 
 
@@ -165,6 +180,7 @@ class _Verifier:
         curve = scenario.curve
         assert curve is not None, "checked before"
         self._curve = curve
+        self._luck = _Luck(curve, self._chance)
         self._count = scenario.draft_length
         self._link = _Way(scenario, self._chance)
         self.asked = self._arrivals(number)
@@ -178,7 +194,7 @@ class _Verifier:
         self.last: F64Array = np.zeros(answers)
         """When the newest token was shown."""
         self._ready: F64Array = self.asked + self._link.up(answers, ID * scenario.workload.prompt)
-        self._chain = _Chain(scenario, self._chance, self.asked) if schedule in STREAMED else None
+        self._chain = _Chain(scenario, self._luck, self.asked) if schedule in STREAMED else None
         self._best: dict[int, int] = {}
         self.forwards = self.rows = 0
         self.busy = 0.0
@@ -205,61 +221,59 @@ class _Verifier:
         """Forward by forward, until the time is over."""
         now, come = 0.0, 0
         order = np.argsort(self._ready, kind="stable")
-        arrives = self._ready[order]
+        arrives: list[float] = [*self._ready[order].tolist(), math.inf]
         live: I64Array = np.zeros(0, dtype=np.int64)
         while True:
-            new = int(np.searchsorted(arrives, now, side="right"))
-            if new > come:
+            if arrives[come] <= now:
+                new = bisect_right(arrives, now, come)
                 live = np.concatenate([live, order[come:new]])
                 come = new
             waits = self._ready[live]
-            here = waits <= now
-            if not here.any():
-                coming = float(arrives[come]) if come < len(arrives) else math.inf
-                now = min(float(waits.min()) if len(live) else math.inf, coming)
+            here = (waits <= now).nonzero()[0]
+            if not len(here):
+                now = min(float(waits.min()) if len(live) else math.inf, arrives[come])
                 if now >= self._scenario.duration:
                     return
                 continue
-            batch, counts = self._batch(live[here], waits[here], now)
-            now = self._forward(batch, counts, now)
-            if (self.done[batch] >= self.length[batch]).any():
+            now, ended = self._forward(live[here], waits[here], now)
+            if ended:
                 live = live[self.done[live] < self.length[live]]
             if now >= self._scenario.duration:
                 return
 
     # ---------------------------------------------------------------- one forward
 
-    def _batch(self, ready: I64Array, since: F64Array, now: float) -> tuple[I64Array, I64Array]:
-        """Who takes part, oldest first within the row budget, and with how many drafts."""
+    def _batch(
+        self, ready: I64Array, since: F64Array, done: I64Array, length: I64Array, now: float
+    ) -> tuple[I64Array | slice, I64Array]:
+        """Who of those ready takes part, oldest first within the row budget, and with how many
+        drafts."""
         budget = self._scenario.batch_rows
-        left = self.length[ready] - self.done[ready]
-        counts = self._drafts(ready, now)
-        counts = np.maximum(0, np.minimum(counts, left - 1))
+        counts = np.minimum(self._drafts(ready, done, now), length - done - 1)
         if len(ready) + int(counts.sum()) <= budget:
-            return ready, counts
+            return ALL, counts
         order = np.argsort(since, kind="stable")
         if self._chain is not None:  # a row each, then as many drafts as there is room for
             order = order[:budget]
             room = budget - len(order) - np.cumsum(counts[order])
             fits = np.maximum(0, counts[order] + np.minimum(room, 0))
-            return ready[order], fits
+            return order, fits
         before = np.cumsum(1 + counts[order]) - (1 + counts[order])
         order = order[before < budget]
-        return ready[order], counts[order]
+        return order, counts[order]
 
-    def _drafts(self, ready: I64Array, now: float) -> I64Array:
+    def _drafts(self, ready: I64Array, done: I64Array, now: float) -> I64Array:
         """Drafts at hand for each of the sessions that could run."""
-        begun = self.done[ready] > 0
         match self._schedule:
             case Schedule.CLOUD_ONLY:
                 return np.zeros(len(ready), dtype=np.int64)
             case Schedule.COLOCATED:
                 return np.full(len(ready), self._count)
             case Schedule.SYNC:
-                return np.where(begun, self._count, 0)
+                return self._count * (done > 0)
         assert self._chain is not None, "the other schedules stream"
-        pending = self._chain.pending(ready, self.done[ready], now)
-        return np.where(begun, np.minimum(pending, self._most(len(ready))), 0)
+        pending = self._chain.pending(ready, done, now)
+        return np.minimum(pending, self._most(len(ready))) * (done > 0)
 
     def _most(self, sessions: int) -> int:
         """How many drafts of each of so many sessions pay (control.costs.share_rows)."""
@@ -277,17 +291,21 @@ class _Verifier:
             known = self._best[sessions] = int(np.argmax(gained / np.array(times)))
         return known
 
-    def _forward(self, batch: I64Array, counts: I64Array, now: float) -> float:
-        """Judge, commit, and say when each session is ready again; when the forward ends."""
+    def _forward(self, ready: I64Array, since: F64Array, now: float) -> tuple[float, bool]:
+        """Judge, commit, and say when each session is ready again; when the forward ends, and
+        whether an answer did."""
         prompt = self._scenario.workload.prompt
-        done = self.done[batch]
+        done, length = self.done[ready], self.length[ready]
+        part, counts = self._batch(ready, since, done, length, now)
+        batch, done, length = ready[part], done[part], length[part]
         rows = len(batch) + int(counts.sum())
         own = self._schedule is Schedule.COLOCATED
+        fresh = (done == 0).nonzero()[0]
         load = Load(
             rows=rows,
             sessions=len(batch),
-            context=prompt * len(batch) + int(done.sum()),
-            taken_in=(prompt - 1) * int((done == 0).sum()),
+            context=prompt * len(batch) + int(done.sum()) if self._scenario.cloud.context else 0,
+            taken_in=(prompt - 1) * len(fresh),
             drafted=int(counts.max()) if own else 0,
         )
         spent = self._scenario.cloud.seconds(load)
@@ -296,37 +314,39 @@ class _Verifier:
         self.rows += rows
         self.busy += min(end, self._scenario.duration) - now
         accepted = self._accepted(batch, counts, done)
-        self.done[batch] = done = np.minimum(done + accepted + 1, self.length[batch])
+        self.done[batch] = done = np.minimum(done + accepted + 1, length)
         shown = end + self._link.down(len(batch))
-        self.first[batch] = np.where(
-            self.first[batch] > 0.0, self.first[batch], shown - self.asked[batch]
-        )
+        if len(fresh):
+            new = batch[fresh]
+            self.first[new] = shown[fresh] - self.asked[new]
         self.last[batch] = shown
-        self._ready[batch] = self._next(batch, done, end, shown)
-        return end
+        left = length - done
+        self._ready[batch] = self._next(batch, done, left, end, shown)
+        return end, not left.all()
 
     def _accepted(self, batch: I64Array, counts: I64Array, done: I64Array) -> I64Array:
         if self._chain is not None:
             return self._chain.right(batch, done, counts)
-        most = int(counts.max())
-        if not most:
+        if self._schedule is Schedule.CLOUD_ONLY:
             return counts
-        luck = self._chance.random(len(batch))
-        stand = (luck[:, None] < self._curve.survival(most)).sum(axis=1)
-        return np.asarray(np.minimum(stand, counts))
+        return np.minimum(self._luck.runs(len(batch)), counts)
 
-    def _next(self, batch: I64Array, done: I64Array, end: float, shown: F64Array) -> F64Array:
+    def _next(
+        self, batch: I64Array, done: I64Array, left: I64Array, end: float, shown: F64Array
+    ) -> F64Array | float:
         """When each session could run again."""
         if self._chain is not None:
             self._chain.heard(batch, done, shown, self._link)
             if self._schedule is Schedule.FREERUN:
-                return np.full(len(batch), end)
+                return end
             return np.maximum(end, self._chain.arrival(batch, done))
         if self._schedule is not Schedule.SYNC:
-            return np.full(len(batch), end)
-        drafts = np.minimum(self._count, np.maximum(0, self.length[batch] - done - 1))
+            return end
+        drafts = np.minimum(self._count, np.maximum(0, left - 1))
         times = self._scenario.edge
-        drafting = np.where(drafts > 0, times.start + times.draft * drafts, 0.0)
+        drafting = times.draft * drafts
+        if times.start:
+            drafting += times.start * (drafts > 0)
         return shown + drafting + self._link.up(len(batch), FRAME + ID * self._count)
 
 
@@ -341,6 +361,9 @@ class _Way:
         self._rates = (link.up_bps, link.down_bps)
         self._chance = chance
         self.trip = link.rtt_s
+        self._late: F64Array = np.zeros(0)
+        """Jitter and losses, drawn ahead: many at once cost hardly more than one."""
+        self._at = 0
 
     def up(self, count: int, size: int = 0) -> F64Array:
         return self._times(count, self._rates[0], size)
@@ -349,59 +372,40 @@ class _Way:
         return self._times(count, self._rates[1], size)
 
     def _times(self, count: int, rate: float, size: int) -> F64Array:
-        times = np.full(count, self._half + 8.0 * (size + FRAME_OVERHEAD) / rate)
-        if self._jitter:
-            times += self._jitter * self._chance.random(count)
+        least = self._half + 8.0 * (size + FRAME_OVERHEAD) / rate
+        if not self._jitter and not self._loss:
+            return np.full(count, least)
+        if self._at + count > len(self._late):
+            self._late, self._at = self._drawn(max(count, BLOCK)), 0
+        self._at += count
+        return self._late[self._at - count : self._at] + least
+
+    def _drawn(self, count: int) -> F64Array:
+        late = self._jitter * self._chance.random(count)
         if self._loss:
-            times += self._timeout * (self._chance.geometric(1.0 - self._loss, count) - 1)
-        return times
+            late += self._timeout * (self._chance.geometric(1.0 - self._loss, count) - 1)
+        return late
 
 
-@dataclass(slots=True)
-class _Chain:
-    """Guesses on their way, arrays over answers: guess p (counted in output tokens) reaches the
-    verifier at `begin + (p - start) * t_d`."""
+class _Luck:
+    """How many guesses stand before one falls; drawn ahead."""
 
-    scenario: Scenario
-    chance: np.random.Generator
-    asked: F64Array
-    each: float = field(init=False)
-    """Seconds from guess to guess."""
-    start: I64Array = field(init=False)
-    begin: F64Array = field(init=False)
-    wrong: I64Array = field(init=False)
-    """The first guess of the chain that falls."""
-    told_at: F64Array = field(init=False)
-    """When the edge heard of a commit, the newest ones, [answers, ring]."""
-    told: I64Array = field(init=False)
-    """And how many tokens there were then."""
-    _turn: int = 0
-    _runs: I64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Drawn ahead: many at once cost hardly more than one."""
-    _at: int = 0
+    def __init__(self, curve: Survival, chance: np.random.Generator) -> None:
+        self._curve = curve
+        self._chance = chance
+        self._runs: I64Array = np.zeros(0, dtype=np.int64)
+        self._at = 0
 
-    def __post_init__(self) -> None:
-        count, link = len(self.asked), self.scenario.conditions.link
-        times, step = self.scenario.edge, max(self.scenario.cloud.rows(1), 1e-6)
-        first = times.seconds(1, self.scenario.workload.prompt) + link.rtt_s / 2
-        self.each = times.draft + times.start
-        self.start = np.zeros(count, dtype=np.int64)
-        self.begin = self.asked + first
-        self.wrong = self._run(count)
-        ring = min(MOST_HEARD, math.ceil((link.rtt_s + times.draft) / step) + 2)
-        self.told_at = np.full((count, ring), -1.0)
-        self.told = np.zeros((count, ring), dtype=np.int64)
-
-    def _run(self, count: int) -> I64Array:
-        """How many guesses stand before one falls, for `count` chains that begin."""
+    def runs(self, count: int) -> I64Array:
+        """For `count` chains that begin."""
         if self._at + count > len(self._runs):
             self._runs, self._at = self._drawn(max(count, BLOCK)), 0
         self._at += count
         return self._runs[self._at - count : self._at]
 
     def _drawn(self, count: int) -> I64Array:
-        curve: Survival = self.scenario.curve  # type: ignore[assignment]
-        luck = self.chance.random(count)
+        curve = self._curve
+        luck = self._chance.random(count)
         points = np.array(curve.points)
         run = (luck[:, None] < points).sum(axis=1) if len(points) else np.zeros(count, dtype=int)
         # Beyond the points the tail is geometric: S(n + j) = S(n) tail^j > luck.
@@ -416,9 +420,40 @@ class _Chain:
         whole = run == len(points)
         return np.asarray(run + np.where(whole, np.clip(more, 0, NEVER), 0), dtype=np.int64)
 
+
+@dataclass(slots=True)
+class _Chain:
+    """Guesses on their way, arrays over answers: guess p (counted in output tokens) reaches the
+    verifier at `origin + p t_d`."""
+
+    scenario: Scenario
+    luck: _Luck
+    asked: F64Array
+    each: float = field(init=False)
+    """Seconds from guess to guess."""
+    origin: F64Array = field(init=False)
+    wrong: I64Array = field(init=False)
+    """The first guess of the chain that falls."""
+    told_at: F64Array = field(init=False)
+    """When the edge heard of a commit, the newest ones, [ring, answers]."""
+    told: I64Array = field(init=False)
+    """And how many tokens there were then."""
+    _turn: int = 0
+
+    def __post_init__(self) -> None:
+        count, link = len(self.asked), self.scenario.conditions.link
+        times, step = self.scenario.edge, max(self.scenario.cloud.rows(1), 1e-6)
+        first = times.seconds(1, self.scenario.workload.prompt) + link.rtt_s / 2
+        self.each = times.draft + times.start
+        self.origin = self.asked + first
+        self.wrong = self.luck.runs(count).copy()
+        ring = min(MOST_HEARD, math.ceil((link.rtt_s + times.draft) / step) + 2)
+        self.told_at = np.full((ring, count), -1.0)
+        self.told = np.zeros((ring, count), dtype=np.int64)
+
     def arrival(self, who: I64Array, place: I64Array) -> F64Array:
         """When the guess at `place` reaches the verifier."""
-        times: F64Array = self.begin[who] + (place - self.start[who]) * self.each
+        times: F64Array = self.origin[who] + place * self.each
         return times
 
     def pending(self, who: I64Array, done: I64Array, now: float) -> I64Array:
@@ -426,14 +461,14 @@ class _Chain:
         each = self.each
         ahead = now - self.arrival(who, done)
         some = (
-            np.floor(ahead / each).astype(np.int64) + 1
+            np.floor(ahead / each) + 1.0
             if each > 0.0
             else np.where(ahead >= 0.0, self.scenario.window, 0)
         )
         back = self.scenario.conditions.link.rtt_s / 2 + each
-        known = np.where(self.told_at[who] <= now - back, self.told[who], 0).max(axis=1)
+        known = ((self.told_at[:, who] <= now - back) * self.told[:, who]).max(axis=0)
         room = known + (self.scenario.window - done)
-        return np.asarray(np.maximum(np.minimum(some, room), 0))
+        return np.maximum(np.minimum(some, room), 0).astype(np.int64)
 
     def right(self, who: I64Array, done: I64Array, counts: I64Array) -> I64Array:
         """How many of the first `counts` guesses stand."""
@@ -444,12 +479,11 @@ class _Chain:
         times = self.scenario.edge
         again = shown + times.seconds(1) + link.up(len(who), FRAME + ID)
         fell = done > self.wrong[who]
-        new = np.flatnonzero(fell | (again < self.arrival(who, done)))
-        self.begin[who[new]] = again[new]
-        self.start[who[new]] = done[new]
-        lost = np.flatnonzero(fell)
+        new = (fell | (again < self.arrival(who, done))).nonzero()[0]
+        self.origin[who[new]] = again[new] - done[new] * self.each
+        lost = fell.nonzero()[0]
         if len(lost):
-            self.wrong[who[lost]] = done[lost] + self._run(len(lost))
-        self.told_at[who, self._turn] = shown
-        self.told[who, self._turn] = done
-        self._turn = (self._turn + 1) % self.told.shape[1]
+            self.wrong[who[lost]] = done[lost] + self.luck.runs(len(lost))
+        self.told_at[self._turn, who] = shown
+        self.told[self._turn, who] = done
+        self._turn = (self._turn + 1) % len(self.told)

@@ -37,6 +37,8 @@ MAX_TOKENS: Final = 100_000
 MAX_SEEDS: Final = 1000
 MAX_SECONDS: Final = 86_400.0
 """A virtual day: longer times are slips of a unit."""
+MARK: Final = "\ufeff"
+"""Some editors begin a file with it."""
 PER: Final = 1000
 """`context` is given for so many ids: for one it would be nanoseconds."""
 
@@ -64,6 +66,8 @@ class Arm:
     controller: str = "fixed"
     options: tuple[tuple[str, float], ...] = ()
     rule: Rule = Rule.COUPLED
+    asked: bool = False
+    """By its name; else it stands there by default, or as a baseline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +229,8 @@ def _flag(value: Any) -> bool:
 def _link_part(name: str) -> Check:
     def check(value: Any) -> str:
         part = f"{name}={value}"
+        if "," in part and not name.endswith("-trace"):
+            raise ValueError("takes one value: other parts of a link are keys of their own")
         if not name.endswith("-trace"):  # files are read when all else is right
             try:
                 parse_link(part)
@@ -314,7 +320,7 @@ class Source:
 
     def __init__(self, text: str, name: str, overrides: Sequence[str]) -> None:
         self._name = name
-        self._lines = self._find(text)
+        self._lines = self._find(text.removeprefix(MARK))
         self._set = {item.partition("=")[0].strip() for item in overrides}
 
     @staticmethod
@@ -325,19 +331,27 @@ class Source:
         for number, line in enumerate(text.splitlines(), 1):
             bare = line.strip()
             if bare.startswith("["):
-                section = bare.strip("[] \t").partition("]")[0].strip()
+                section = bare.strip("[] \t").partition("]")[0].strip().strip("\"'")
                 found.setdefault((section, ""), number)
             elif "=" in bare and not bare.startswith("#"):
-                key = bare.partition("=")[0].strip().strip("\"'")
-                found.setdefault((section, key), number)
+                key = bare.partition("=")[0].strip()
+                found.setdefault((section, key.strip("\"'")), number)
+                table, dot, inner = key.partition(".")
+                if dot and not section:  # link.rtt = "5ms", above all sections
+                    found.setdefault((table.strip(), inner.strip()), number)
         return found
+
+    def wrote(self, section: str, key: str) -> bool:
+        """Does the file, or a setting, give this key?"""
+        return (section, key) in self._lines or f"{section}.{key}" in self._set
 
     def fail(self, section: str, key: str, message: str) -> NoReturn:
         path = f"{section}.{key}" if section and key else section or key
         if path in self._set:
             raise ScenarioError(f"--set {path}: {message}")
         at = self._lines
-        line = at.get((section, key)) or at.get((section, "")) or at.get((key, ""))
+        places = ((section, key), (section, ""), (key, ""), ("", section))
+        line = next((at[place] for place in places if place in at), None)
         where = f"{self._name}, line {line}" if line else self._name
         label = f"[{section}] {key}".strip() if section else key
         raise ScenarioError(f"{where}: {label}: {message}")
@@ -398,6 +412,8 @@ def _put(
     language: Language,
 ) -> None:
     known = language[section]
+    if not section and key in language:
+        source.fail("", key, f"is a section: write [{key}] once, and its keys below")
     found = known.get(key) or known.get(ANY)
     if found is None:
         hint = _suggest(key, [*known, *([s for s in language if s] if not section else ())])
@@ -418,7 +434,7 @@ def read(
     """Checked values by section and key, where each was written, and the sections written.
     `more`: sections beside KEYS. Raises ScenarioError."""
     try:
-        document = tomllib.loads(text)
+        document = tomllib.loads(text.removeprefix(MARK))
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{name} is no TOML: {error}") from None
     _override(document, overrides)
@@ -439,6 +455,11 @@ def parse(
     sections that others read. Raises ScenarioError."""
     tables, source, _ = read(text, name=name, overrides=overrides, more=more)
     return _Maker(tables, source, loaders or Loaders()).scenario()
+
+
+def link_of(tables: dict[str, dict[str, Any]], source: Source, loaders: Loaders | None) -> Link:
+    """The link alone, as a live run has it. Raises ScenarioError."""
+    return _Maker(tables, source, loaders or Loaders()).link()
 
 
 class _Maker:
@@ -486,7 +507,10 @@ class _Maker:
 
     def _conditions(self) -> Conditions:
         table = self._tables["link"]
-        link = self._link(table)
+        link = self.link()
+        for key in ("switch", "every"):
+            if not table["levels"] and self._source.wrote("link", key):
+                self._source.fail("link", key, "means nothing without levels")
         for (begin, length), (after, _) in zip(
             table["outages"], table["outages"][1:], strict=False
         ):
@@ -507,7 +531,8 @@ class _Maker:
             outages=table["outages"],
         )
 
-    def _link(self, table: Mapping[str, Any]) -> Link:
+    def link(self) -> Link:
+        table = self._tables["link"]
         for way in ("up", "down"):
             if table[way] and table[f"{way}-trace"]:
                 self._source.fail("link", way, f"and {way}-trace say the same thing: keep one")
@@ -611,7 +636,7 @@ class _Maker:
         wanted = self._tables["schedule"]["names"]
         default = [s.value for s in Schedule]
         names = default if wanted is None else list(wanted)
-        arms = {arm.name: arm for arm in (self._arm(name) for name in names)}
+        arms = {arm.name: replace(arm, asked=wanted is not None) for arm in map(self._arm, names)}
         for schedule in BASELINES:
             if not any(_plain(arm, schedule) for arm in arms.values()):
                 arms[schedule.value] = Arm(name=schedule.value, schedule=schedule)
