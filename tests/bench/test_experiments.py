@@ -49,6 +49,13 @@ names = ["sync/auto"]
         ("[bench]\nsystem='live'\n[edge]\ndraft='5ms'\n", "line 3: [edge]: is measured in a live"),
         ("[bench]\nsystem='live'\n[link]\nlevels=['5ms']\n", "line 4: [link] levels: only a simul"),
         ("[bench]\nsystem='live'\n[schedule]\nnames=['x']\n", "line 4: [schedule] names: arm: 'x'"),
+        ("[bench]\nsystem='live'\n[link]\nup-trace='x'\n", "line 4: [link] up-trace: "),
+        ("[bench]\nsystem='live'\n[workload]\nrate=1\n", "line 4: [workload] rate: means nothing"),
+        ("[bench]\nsystem='live'\n[schedule]\nnames=['plc/credit']\n", "needs live.calibration"),
+        ("[points]\n'a' = ['linkk.rtt=7ms']\n", "line 2: [points] a: [linkk]: no such section"),
+        ("[live]\ndata = 'gsm8k'\n", "line 2: [live] data: must be a list of data sets"),
+        ("[live]\ndata = ['gsm9k']\n", "line 2: [live] data: no data set 'gsm9k': known are"),
+        ("[live]\ndata = []\n", "line 2: [live] data: must name at least one set"),
         ("[live]\npace = -1\n", "line 2: [live] pace: must be a number in [0, 60000]"),
         ("[paper]\nfigure = 'luck'\n", "must be one of ms_per_token"),
         (
@@ -66,6 +73,11 @@ def test_what_is_wrong_is_named(text: str, says: str):
     with pytest.raises(ScenarioError) as caught:
         parse(text, name="x.toml")
     assert says in str(caught.value)
+
+
+def test_what_is_wrong_with_a_quick_run_is_named():
+    with pytest.raises(ScenarioError, match=r"line 2: \[bench\] quick: link\.rtt: means nothing"):
+        parse("[bench]\nquick = ['link.rtt=5']\n", quick=True)
 
 
 def test_baselines_are_in_every_table():

@@ -16,9 +16,8 @@ from typing import Any, Final
 
 from outrider.bench.live import wishes_of
 from outrider.bench.questions import BUILT_IN, name_of
-from outrider.core.link import Link, LinkError, parse_link
+from outrider.core.link import Link
 from outrider.core.tokens import ParameterError
-from outrider.runtime.shaping import load_trace
 from outrider.session.schedules import Schedule
 from outrider.sim import scenario as simulated
 from outrider.sim.scenario import ANY, Language, Loaders, Scenario, ScenarioError, Source
@@ -36,6 +35,8 @@ MODELLED: Final = ("edge", "cloud", "acceptance", "scale")
 """Sections that only a simulation has: live they are measured."""
 
 
+SIMULATED: Final = (("workload", "rate"), ("schedule", "rule"), ("schedule", "growth"))
+"""Keys that only a simulation knows. A live arm names its rule itself (`sync/ratio`)."""
 SHARED: Final = ("seed", "title", "bench.", "points.", "schedule.names", "paper.", "published.")
 """Beginnings of keys that no point may change."""
 
@@ -66,7 +67,9 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _data(value: Any) -> tuple[str, ...]:
-    names = _texts(value)
+    if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
+        raise ValueError('must be a list of data sets, such as ["gsm8k", "mmlu"]')
+    names = tuple(value)
     for name in names:
         name_of(name)
     if not names:
@@ -196,8 +199,13 @@ def parse(
     """An experiment from the text of its file. `quick`: few answers. Raises ScenarioError."""
     tables, source, _ = simulated.read(text, name=name, overrides=overrides, more=MORE)
     less = _less(tables) if quick else ()
+    try:
+        tables, source, written = simulated.read(
+            text, name=name, overrides=(*less, *overrides), more=MORE
+        )
+    except ScenarioError as error:
+        source.fail("bench", "quick", str(error).removeprefix("--set "))
     overrides = (*less, *overrides)
-    tables, source, written = simulated.read(text, name=name, overrides=overrides, more=MORE)
     system = System(tables["bench"]["system"])
     arms = _arms(tables, source, system)
     points = tables["points"] or {"": ()}
@@ -207,12 +215,10 @@ def parse(
         for change in changes:
             if change.partition("=")[0].strip().startswith(SHARED):
                 source.fail("points", point, f"{change}: is the same at all points: set it above")
-    made = _Points(text, name, overrides, arms, loaders)
+    made = _Points(text, name, overrides, arms, loaders, source)
     build = made.live if system is System.LIVE else made.simulated
     if system is System.LIVE:
-        for section in MODELLED:
-            if section in written:
-                source.fail(section, "", "is measured in a live run: leave it out")
+        _refuse_modelled(source, written)
     if "controller" in written:
         source.fail("controller", "", 'name it with its schedule: names = ["sync/auto"]')
     paper = _paper(tables, source, arms, points)
@@ -229,6 +235,15 @@ def parse(
         points=tuple(build(point, changes) for point, changes in points.items()),
         paper=paper,
     )
+
+
+def _refuse_modelled(source: Source, written: frozenset[str]) -> None:
+    for section in MODELLED:
+        if section in written:
+            source.fail(section, "", "is measured in a live run: leave it out")
+    for section, key in SIMULATED:
+        if source.wrote(section, key):
+            source.fail(section, key, "means nothing in a live run: leave it out")
 
 
 def _less(tables: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
@@ -253,9 +268,12 @@ def _arms(
             if name == Schedule.EDGE_ONLY:
                 continue
             try:
-                wishes_of(name)
+                wishes = wishes_of(name)
             except ParameterError as error:
                 source.fail("schedule", "names", str(error))
+            if wishes.get("controller") == "credit" and not tables["live"]["calibration"]:
+                need = "credit needs live.calibration, a folder of outrider calibrate"
+                source.fail("schedule", "names", f"{name}: {need}")
     return names
 
 
@@ -298,8 +316,9 @@ class _Points:
         overrides: Sequence[str],
         arms: Sequence[str],
         loaders: Loaders | None,
+        source: Source,
     ) -> None:
-        self._text, self._name, self._loaders = text, name, loaders
+        self._text, self._name, self._loaders, self._source = text, name, loaders, source
         names = ", ".join(f'"{arm}"' for arm in arms)
         self._overrides = (*overrides, f"schedule.names=[{names}]")
 
@@ -322,7 +341,7 @@ class _Points:
             tables, source, _ = simulated.read(
                 self._text, name=self._name, overrides=overrides, more=MORE
             )
-            link = self._link(tables["link"], source)
+            link = self._link(tables, source)
         except ScenarioError as error:
             raise self._named(point, error) from None
         live, schedule = tables["live"], tables["schedule"]
@@ -340,19 +359,20 @@ class _Points:
         )
         return Point(name=point, pair=pair, link=link)
 
-    @staticmethod
-    def _link(table: Mapping[str, Any], source: Source) -> Link:
+    def _link(self, tables: dict[str, dict[str, Any]], source: Source) -> Link:
+        table = tables["link"]
         for key in ("levels", "outages", "cuts"):
             if table[key]:
                 source.fail("link", key, "only a simulation can do that: leave it out")
-        names = ("rtt", "jitter", "loss", "up", "down", "up-trace", "down-trace")
-        text = ",".join(table[name] for name in names if table[name])
-        try:
-            return parse_link(text or "rtt=50ms", load=load_trace)
-        except LinkError as error:
-            source.fail("link", "", str(error))
+        return simulated.link_of(tables, source, self._loaders)
 
-    @staticmethod
-    def _named(point: str, error: ScenarioError) -> ScenarioError:
-        where = f"[points] {point}: " if point else ""
-        return ScenarioError(str(error).replace("--set ", where, 1))
+    def _named(self, point: str, error: ScenarioError) -> ScenarioError:
+        """What a point's own value brought about is named by the point."""
+        text = str(error)
+        if not point or text.startswith(f"{self._name}, line "):
+            return error
+        text = text.removeprefix("--set ").removeprefix(f"{self._name}: ")
+        try:
+            self._source.fail("points", point, text)
+        except ScenarioError as named:
+            return named
