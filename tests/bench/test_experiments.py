@@ -181,7 +181,7 @@ def test_a_line_that_is_broken_is_named(tmp_path: Path):
 
 
 def test_the_quick_scenario_is_in_the_package():
-    header = bench_command.header_of(None, (), quick=True, run_code=False)
+    header = bench_command.header_of("quick.toml", (), quick=True, run_code=False)
     experiment = bench_command.load(header)
     assert experiment.system == "live"
     assert {"pearl", "stream", "freerun"} <= set(experiment.arms)

@@ -18,6 +18,8 @@ LANE: Final = 13
 BLOCKS: Final = 24
 """Blocks of an answer that a timeline shows at most."""
 STEPS: Final = (1, 2, 5)
+SQUARE: Final = 420.0
+"""Side of a picture that sets two figures against each other."""
 
 
 def _text(x: float, y: float, words: str, *, anchor: str = "start") -> str:
@@ -71,6 +73,40 @@ def dots(rows: Sequence[Row], *, label: str) -> str:
         edge = LABEL + (found.high or found.value) * scale
         parts.append(_text(edge + 9, y + 4, f"{found.value:.1f}"))
     return _svg(height + 20, parts, label=label)
+
+
+def against(pairs: Sequence[tuple[str, float, float]], *, limit: float, label: str) -> str:
+    """`pairs`: name, live, simulated, in ms a token. A dot for each above its live figure, the line
+    of equality, and the band of `limit` (a share) around it."""
+    most = 1.05 * max((max(a, b) for _, a, b in pairs), default=1.0)
+    side = SQUARE / most
+    left, floor = LABEL, SQUARE + 8.0
+
+    def at(live: float, simulated: float) -> str:
+        return f"{left + live * side:.1f},{floor - simulated * side:.1f}"
+
+    low, high = most * (1.0 - limit), most / (1.0 + limit)
+    parts = [
+        f'<polygon class="lane" points="{at(0, 0)} {at(most, low)} {at(most, most)} '
+        f'{at(high, most)}"/>',
+        f'<line class="range" x1="{left}" y1="{floor}" x2="{left + SQUARE}" y2="{floor - SQUARE}" '
+        'style="stroke-width:1"/>',
+    ]
+    for tick in ticks(most):
+        x, y = left + tick * side, floor - tick * side
+        parts.append(f'<line class="grid" x1="{left}" y1="{y:.1f}" x2="{left + SQUARE}" ')
+        parts.append(f'y2="{y:.1f}"/>')
+        parts.append(_text(left - 8, y + 4, f"{tick:g}", anchor="end"))
+        parts.append(_text(x, floor + 16, f"{tick:g}", anchor="middle"))
+    for name, live, simulated in pairs:
+        cx, cy = at(live, simulated).split(",")
+        kind = "dot" if abs(simulated / live - 1.0) <= limit else "miss"
+        said = f"{name}: {live:.1f} live, {simulated:.1f} simulated"
+        parts.append(f'<circle class="{kind}" cx="{cx}" cy="{cy}" r="5">')
+        parts.append(f"<title>{escape(said)}</title></circle>")
+    parts.append(_text(left + SQUARE + 12, floor + 4, "ms a token, live"))
+    parts.append(_text(left - 8, 14, "simulated", anchor="end"))
+    return _svg(floor + 22, parts, label=label)
 
 
 def timelines(answers: Sequence[tuple[str, Sequence[Mark]]], *, label: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from outrider.bench.live import wishes_of
 from outrider.bench.questions import BUILT_IN, name_of
 from outrider.core.link import Link
-from outrider.core.tokens import ParameterError
+from outrider.core.tokens import ParameterError, Rule
 from outrider.session.schedules import Schedule
 from outrider.sim import scenario as simulated
 from outrider.sim.scenario import ANY, Language, Loaders, Scenario, ScenarioError, Source
@@ -46,6 +46,13 @@ class System(StrEnum):
 
     SIMULATOR = "simulator"
     LIVE = "live"
+    VALIDATE = "validate"
+    """Live, and each answer once more in the simulator."""
+
+    @property
+    def live(self) -> bool:
+        """Answers come from a pair."""
+        return self is not System.SIMULATOR
 
 
 FIGURES: Final = (
@@ -216,8 +223,8 @@ def parse(
             if change.partition("=")[0].strip().startswith(SHARED):
                 source.fail("points", point, f"{change}: is the same at all points: set it above")
     made = _Points(text, name, overrides, arms, loaders, source)
-    build = made.live if system is System.LIVE else made.simulated
-    if system is System.LIVE:
+    build = made.live if system.live else made.simulated
+    if system.live:
         _refuse_modelled(source, written)
     if "controller" in written:
         source.fail("controller", "", 'name it with its schedule: names = ["sync/auto"]')
@@ -262,8 +269,9 @@ def _arms(
     tables: Mapping[str, Mapping[str, Any]], source: Source, system: System
 ) -> tuple[str, ...]:
     wanted = tables["schedule"]["names"]
-    names = tuple(dict.fromkeys((*BASELINES, *(DEFAULT_ARMS if wanted is None else wanted))))
-    if system is System.LIVE:
+    always = (Schedule.CLOUD_ONLY.value,) if system is System.VALIDATE else BASELINES
+    names = tuple(dict.fromkeys((*always, *(DEFAULT_ARMS if wanted is None else wanted))))
+    if system.live:
         for name in names:
             if name == Schedule.EDGE_ONLY:
                 continue
@@ -274,7 +282,20 @@ def _arms(
             if wishes.get("controller") == "credit" and not tables["live"]["calibration"]:
                 need = "credit needs live.calibration, a folder of outrider calibrate"
                 source.fail("schedule", "names", f"{name}: {need}")
+    if system is System.VALIDATE:
+        for name in names:
+            if name in (Schedule.EDGE_ONLY, Schedule.COLOCATED) or not comparable(name):
+                known = "the schedules over a link, with the coupled or the ratio rule"
+                source.fail("schedule", "names", f"{name!r}: a validation knows {known}")
     return names
+
+
+def comparable(arm: str) -> bool:
+    """The simulator can play a live answer of it again: nothing learns from answer to answer, and
+    which guesses stand can be read off the text."""
+    wishes = wishes_of(arm)
+    exact = wishes.get("rule", Rule.COUPLED) in (Rule.COUPLED, Rule.RATIO)
+    return exact and "reply" not in wishes and "controller" not in wishes
 
 
 def _paper(

@@ -74,6 +74,24 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """A live answer as the simulator plays it (bench.validation). Seconds."""
+
+    first: float
+    rest: float
+    later: int
+    own_rest: float
+    """With what the live answer's own forwards and drafts took."""
+    own_later: int
+    forwards: int
+    drafted: int
+    accepted: int
+    marks: tuple[Mark, ...]
+    costs: dict[str, Any]
+    """What the simulator was told of the machines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """What a cell came to."""
 
@@ -89,17 +107,21 @@ class Cell:
     warm_up: int = 0
     marks: tuple[Mark, ...] = field(default=())
     """Of its first answer."""
+    twin: Twin | None = None
+    """In a validation."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Cell:
+        found = row.get("twin")
         values = {
             **row,
             "key": Key(**row["key"]),
             "answers": tuple(Answer(**a) for a in row["answers"]),
             "marks": tuple(Mark(**m) for m in row["marks"]),
+            "twin": found and Twin(**{**found, "marks": tuple(Mark(**m) for m in found["marks"])}),
         }
         return cls(**values)
 

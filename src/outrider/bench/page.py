@@ -10,11 +10,12 @@ from html import escape
 from typing import Any, Final
 
 from outrider.bench.comparison import Change, Group
-from outrider.bench.drawing import dots, timelines
+from outrider.bench.drawing import against, dots, timelines
 from outrider.bench.experiment import Experiment
 from outrider.bench.figures import Estimate, Row, rows
 from outrider.bench.journal import Cell, Header
 from outrider.bench.papertable import pair, paper_table
+from outrider.bench.validation import LIMIT, held, verdict
 
 MAX_TIMELINES: Final = 4
 """Points whose timelines are drawn: each is some 50 kB."""
@@ -34,7 +35,8 @@ th:first-child, td:first-child { text-align: left; }
 .base td { font-weight: 600; } .noise { opacity: .6; }
 svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--ink); }
 .grid { stroke: var(--soft); } .range { stroke: var(--link); stroke-width: 3; }
-.dot, .shown { fill: var(--edge); } .lane { fill: var(--soft); opacity: .6; }
+.dot, .shown { fill: var(--edge); } .miss { fill: none; stroke: var(--edge); stroke-width: 2.5; }
+.off td { color: var(--edge); font-weight: 600; } .lane { fill: var(--soft); opacity: .6; }
 .step { fill: var(--cloud); } .queue { fill: var(--queue); }
 .down { fill: var(--link); } .up { fill: var(--up); }
 """
@@ -117,6 +119,7 @@ def run_page(experiment: Experiment, header: Header, cells: Sequence[Cell]) -> s
     """A run as HTML."""
     found = rows(cells, base=experiment.base)
     parts = _about(experiment, header, found)
+    parts += _validation(cells)
     if experiment.paper is not None:
         parts += _paper(experiment, found)
     for number, (point, data) in enumerate(dict.fromkeys((r.point, r.data) for r in found)):
@@ -128,6 +131,63 @@ def run_page(experiment: Experiment, header: Header, cells: Sequence[Cell]) -> s
         if number < MAX_TIMELINES:
             parts += _timelines([c for c in cells if (c.key.point, c.key.data) == (point, data)])
     return _whole(experiment.title, parts)
+
+
+def _validation(cells: Sequence[Cell]) -> list[str]:
+    """Each cell's twin beside it."""
+    found = held(cells)
+    if not found:
+        return []
+    heads = ["link", "way to decode", "ms live", "simulated", "error %", "noise %", "own %"]
+    heads += ("forwards live", "simulated", "error %", "accepted live", "simulated", "answers")
+    lines = [
+        (
+            "off" if h.beyond else "",
+            [
+                h.point,
+                h.arm,
+                f"{h.live_ms:.1f}",
+                f"{h.simulated_ms:.1f}",
+                _percent(h.error),
+                "-" if h.noise is None else f"{100 * h.noise:.1f}",
+                f"{100 * h.own:+.1f}",
+                f"{h.live_forwards:.3f}",
+                f"{h.simulated_forwards:.3f}",
+                f"{100 * h.forwards_error:+.1f}",
+                str(h.live_accepted),
+                str(h.simulated_accepted),
+                str(h.answers),
+            ],
+        )
+        for h in found
+    ]
+    return [
+        "<h2>The simulator against life</h2>",
+        _said(f"{verdict(found)}."),
+        against(
+            [(f"{h.arm}, {h.point}", h.live_ms, h.simulated_ms) for h in found],
+            limit=LIMIT,
+            label="time per token, simulated against live",
+        ),
+        _said(f"The band is {100 * LIMIT:.0f} %; hollow: beyond it."),
+        table(heads, lines),
+        _said(
+            "Each live answer was played once more in virtual time: with what forwards, drafts and "
+            "the ways between them took in short answers asked for in between, and with the "
+            "guesses that stood. Times are medians over answers; error: the median of simulated "
+            "over live, less 1, with its interval; noise: half of the middle half of the answers' "
+            "errors; own: the error when the twin is told what the answer's own forwards and "
+            "drafts took, which is the model's alone. Coloured: time or forwards off by more than "
+            f"{100 * LIMIT:.0f} %."
+        ),
+    ]
+
+
+def _percent(error: Estimate) -> str:
+    text = f"{100 * error.value:+.1f}"
+    if error.low is None or error.high is None:
+        return text
+    return f"{text} [{100 * error.low:+.1f}, {100 * error.high:+.1f}]"
 
 
 def _figures(found: Sequence[Row], base: str) -> str:
@@ -150,9 +210,12 @@ def _timelines(cells: Sequence[Cell]) -> list[str]:
             firsts.setdefault(cell.key.arm, cell)
     if not firsts:
         return []
-    picture = timelines(
-        [(arm, cell.marks) for arm, cell in firsts.items()], label="blocks of one answer"
-    )
+    lanes = []
+    for arm, cell in firsts.items():
+        lanes.append((arm, cell.marks))
+        if cell.twin is not None:
+            lanes.append((f"{arm}, simulated", cell.twin.marks))
+    picture = timelines(lanes, label="blocks of one answer")
     return [
         "<h3>One answer, block by block</h3>",
         picture,

@@ -108,8 +108,10 @@ def backend(
     """Where an experiment runs. Live ones load models. `pins`: commits of data sets of the hub."""
     if experiment.system is System.SIMULATOR:
         return Simulator(experiment)
-    from outrider.bench.onlink import Live
+    from outrider.bench.onlink import Live, Validation
 
+    if experiment.system is System.VALIDATE:
+        return Validation(experiment, pins=pins or {})
     return Live(experiment, run_code=run_code, pins=pins or {})
 
 

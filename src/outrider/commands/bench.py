@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_OUTPUT: Final = Path("outrider-bench.jsonl")
 QUICK: Final = "quick.toml"
+VALIDATE: Final = "validate.toml"
 WORTH_TELLING: Final = 10.0
 """Seconds: a shorter run is over before its estimate is read."""
 
@@ -42,6 +43,15 @@ def bench(
         bool,
         typer.Option(
             "--quick", metavar="", help="Few answers and one seed: minutes, for a first look."
+        ),
+    ] = False,
+    validate: Annotated[
+        bool,
+        typer.Option(
+            "--validate",
+            metavar="",
+            help="The built-in pair on four links, each live answer once more in the simulator, "
+            "and how far apart they are; with --quick a cut of it.",
         ),
     ] = False,
     output: Annotated[
@@ -87,13 +97,22 @@ def bench(
     outrider bench --quick
     outrider bench scenarios/phone.toml -o phone.jsonl
     outrider bench --resume phone.jsonl
+    outrider bench --validate -o validation.jsonl
     ```
     """
     from outrider.bench import journal
     from outrider.runtime.process import CloudProcessError
 
     try:
-        path, header = _opened(scenario, output, resume, settings or [], quick, run_code)
+        if validate and (scenario is not None or resume is not None or run_code):
+            raise CommandError(
+                "--validate runs a scenario of its own: give --quick, --set or -o beside it (in a "
+                'file, [bench] system = "validate" does the same)'
+            )
+        built_in = VALIDATE if validate else QUICK if quick else None
+        path, header = _opened(
+            scenario or built_in, output, resume, settings or [], quick, run_code
+        )
     except journal.JournalError as error:
         raise CommandError(str(error)) from None
     experiment = load(header)
@@ -127,25 +146,27 @@ def _left_off(path: Path) -> None:
 
 
 def _opened(
-    scenario: Path | None,
+    scenario: Path | str | None,
     output: Path,
     resume: Path | None,
     settings: list[str],
     quick: bool,
     run_code: bool,
 ) -> tuple[Path, Header]:
-    """The run's file, and what it is of."""
+    """The run's file, and what it is of. `scenario`: a file, or the name of one of ours."""
     from outrider.bench import journal
 
     if resume is not None:
-        if scenario is not None or settings or quick or run_code:
+        if isinstance(scenario, Path) or settings or quick or run_code:
             raise CommandError("--resume goes on with what the run is of: give nothing beside it")
         header = journal.read(resume).header
         load(header)
         journal.mend(resume)
         return resume, header
-    if scenario is None and not quick:
-        raise CommandError("say what to compare: a scenario (docs/bench.md), or --quick")
+    if scenario is None:
+        raise CommandError(
+            "say what to compare: a scenario (docs/bench.md), --quick, or --validate"
+        )
     if output.exists():  # told before data sets are fetched
         raise journal.JournalError(journal.TAKEN.format(output))
     header = header_of(scenario, tuple(settings), quick=quick, run_code=run_code)
@@ -165,14 +186,15 @@ def _pins(experiment: Experiment) -> dict[str, str]:
 
 
 def header_of(
-    scenario: Path | None, settings: tuple[str, ...], *, quick: bool, run_code: bool
+    scenario: Path | str, settings: tuple[str, ...], *, quick: bool, run_code: bool
 ) -> Header:
+    """Of a run of a scenario: a file, or the name of one of ours."""
     from outrider.bench.journal import Header
     from outrider.diagnose import machine
 
-    if scenario is None:
-        text = (resources.files("outrider") / "data" / QUICK).read_text(encoding="utf-8")
-        name, folder = QUICK, "."
+    if isinstance(scenario, str):
+        text = (resources.files("outrider") / "data" / scenario).read_text(encoding="utf-8")
+        name, folder = scenario, "."
     else:
         try:
             text = scenario.read_text(encoding="utf-8")

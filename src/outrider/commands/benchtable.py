@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 def facts(experiment: Experiment, header: Header, cells: Sequence[Cell]) -> dict[str, Any]:
     """The JSON object of a run."""
     from outrider.bench.figures import rows
+    from outrider.bench.validation import as_rows, held
 
+    twins = held(cells)
+    more = {"validation": as_rows(twins)} if twins else {}
     return {
         "title": experiment.title,
         "system": experiment.system.value,
@@ -28,6 +31,7 @@ def facts(experiment: Experiment, header: Header, cells: Sequence[Cell]) -> dict
         "quick": header.quick,
         "machine": header.machine,
         "rows": [asdict(row) for row in rows(cells, base=experiment.base)],
+        **more,
     }
 
 
@@ -45,6 +49,36 @@ def show(experiment: Experiment, header: Header, cells: Sequence[Cell], *, as_js
         out.print(_table(title, [r for r in found if (r.point, r.data) == (point, data)]))
     for note in notes(experiment, found):
         out.print(note, markup=False, soft_wrap=True)
+    if experiment.system == "validate":
+        _show_twins(cells)
+
+
+def _show_twins(cells: Sequence[Cell]) -> None:
+    """How far the simulator is from life."""
+    from outrider.bench.validation import held, verdict
+
+    found = held(cells)
+    table = Table(title="simulated beside live", box=box.SIMPLE_HEAD)
+    table.add_column("link", no_wrap=True)
+    table.add_column("way to decode", no_wrap=True)
+    for heading in ("ms live", "sim.", "error %", "own %", "fwd. live", "sim.", "error %", ""):
+        table.add_column(heading, justify="right")
+    for h in found:
+        table.add_row(
+            h.point,
+            h.arm,
+            f"{h.live_ms:.1f}",
+            f"{h.simulated_ms:.1f}",
+            f"{100 * h.error.value:+.1f}",
+            f"{100 * h.own:+.1f}",
+            f"{h.live_forwards:.3f}",
+            f"{h.simulated_forwards:.3f}",
+            f"{100 * h.forwards_error:+.1f}",
+            "beyond" if h.beyond else "",
+        )
+    out = console.facts()
+    out.print(table)
+    out.print(f"{verdict(found)}.", markup=False, soft_wrap=True)
 
 
 def notes(experiment: Experiment, found: Sequence[Row]) -> list[str]:

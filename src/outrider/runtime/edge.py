@@ -14,7 +14,7 @@ import random
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -344,6 +344,8 @@ class EdgeRuntime:
         self.last_break = ""
         """Why the link last went down; empty if it never did."""
         self.draft_seconds = 0.0
+        self.timed: Callable[[int, float], None] | None = None
+        """Told the tokens and seconds of each drafting job, for whoever measures."""
         self._context = context_length
         self._use = _Use()
         self._engine = EngineThread("draft", pace=draft_pace)
@@ -714,6 +716,8 @@ class EdgeRuntime:
             number, seconds = batch.done(place, outcome)
             self.draft_seconds += seconds
             if isinstance(draft, Draft):
+                if self.timed is not None:
+                    self.timed(len(draft), seconds)
                 self._drafted(number, draft, seconds)
                 return
             if isinstance(draft, UnrecordedError):

@@ -58,6 +58,8 @@ class CloudTimes:
     """For each id taken in."""
     draft: float = 0.0
     """t_d' of a draft of the cloud's own."""
+    start: float = 0.0
+    """Before a forward begins: event loop, frames, the engine's thread."""
     _rows: dict[int, float] = field(default_factory=dict, repr=False)
 
     def rows(self, rows: int) -> float:

@@ -50,6 +50,8 @@ class Sample:
     drafted: int
     accepted: int
     wasted: int
+    forwards: int = 0
+    """Of the target, for this answer: the prefill included."""
     steps: tuple[tuple[float, Step], ...] = ()
     """When each block was shown, since the question."""
 
@@ -183,6 +185,7 @@ class _Run:
             context_length=longest,
             conditions=scenario.conditions,
             forward=scenario.cloud.seconds,
+            handover=scenario.cloud.start,
             drafting=scenario.edge,
             row_ms=tuple((rows, 1e3 * scenario.cloud.rows(rows)) for rows, _ in points),
             id_bytes=ID_BYTES,
@@ -304,6 +307,7 @@ def _sample(answer: Answer, end: Ended) -> Sample:
         drafted=counters.drafted,
         accepted=counters.accepted,
         wasted=machine.wasted if machine else 0,
+        forwards=counters.rounds,
         steps=tuple((at - answer.asked, step) for at, step in answer.steps),
     )
 

@@ -308,7 +308,7 @@ class _Verifier:
             taken_in=(prompt - 1) * len(fresh),
             drafted=int(counts.max()) if own else 0,
         )
-        spent = self._scenario.cloud.seconds(load)
+        spent = self._scenario.cloud.start + self._scenario.cloud.seconds(load)
         end = now + spent
         self.forwards += 1
         self.rows += rows

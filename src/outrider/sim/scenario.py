@@ -274,6 +274,7 @@ KEYS: Final[Language] = {
         "count": (whole(1, MAX_EDGES), 1),
         "verify": (_verify, None),
         "fit": (_flag, False),
+        "start": (_time, 0.0),
         "session": (_time, 0.0),
         "context": (_time, 0.0),
         "prefill": (_time, 0.0),
@@ -585,6 +586,7 @@ class _Maker:
             context=table["context"] / PER,
             prefill=table["prefill"],
             draft=edge.draft if table["draft"] is None else table["draft"],
+            start=table["start"],
         )
 
     # -------------------------------------------------------------------------- acceptance

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from outrider.control.costs import RowCosts
 from outrider.core.draft import NO_DRAFT
 from outrider.core.draft import Draft as CoreDraft
 from outrider.core.relaxation import Relaxation
@@ -103,9 +104,12 @@ class Setup:
     eos: frozenset[int] = frozenset()
     conditions: Conditions = field(default_factory=Conditions)
     forward: Callable[[Load], float]
+    handover: float = 0.0
+    """Between a forward's choice and its beginning: event loop, frames, the engine's thread."""
     drafting: EdgeTimes
     row_ms: tuple[tuple[int, float], ...] = ()
-    """What HELLO says of the target's row costs, milliseconds."""
+    """The target's row costs in milliseconds: what HELLO says, and what the verifier begins with,
+    which measures them as it starts."""
     id_bytes: int = 1
     """Bytes of an id on the wire. The ids here are small and take one; a size is counted as if they
     were those of a real vocabulary."""
@@ -407,6 +411,7 @@ class Cloud:
                 **setup.service,
             ),
             Words,
+            costs=RowCosts([(rows, ms / 1e3) for rows, ms in setup.row_ms]),
         )
         self.peers: dict[int, Connection] = {}
         self._life = object()
@@ -556,7 +561,7 @@ class Cloud:
         self._finish([_done(r) for r in results], spent)
 
     def _finish(self, done: Sequence[Done], spent: float) -> None:
-        started, life = self.world.now, self._life
+        started, life = self.world.now + self.world.setup.handover, self._life
 
         def finish() -> None:
             if self._life is life:
