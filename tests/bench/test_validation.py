@@ -27,6 +27,7 @@ COSTS = Costs(
     draft=0.005,
     edge_start=0.001,
     edge_turn=0.0,
+    edge_prompt=0.0,
     cloud_start=0.002,
     round_trip=0.003,
 )
@@ -46,7 +47,8 @@ def metered() -> Meter:
     # 22 ms of drafting, 5 on the way, 80 in the forward: 3 ms are the edge's own.
     meter.synchronous(
         [(0.1, told()), *((0.2 + 0.110 * i, block) for i in range(4))],
-        [(4, 0.500), *[(4, 0.022)] * 3],
+        [(4, 0.222), *[(4, 0.022)] * 3],
+        prompt=50,
     )
     return meter
 
@@ -58,6 +60,7 @@ def test_what_machines_take_is_read_from_calibration_answers():
     assert found.round_trip == pytest.approx(0.002), "5 ms less what a forward begins with"
     assert found.edge_start + 4 * found.draft == pytest.approx(0.022)
     assert found.edge_turn == pytest.approx(0.003)
+    assert found.edge_prompt == pytest.approx(0.200 / 50), "the first job read it"
 
 
 def test_both_sides_at_work_are_measured_apart():
@@ -72,7 +75,8 @@ def test_both_sides_at_work_are_measured_apart():
 
 def test_an_answers_own_times_replace_those_of_its_neighbours():
     steps = [(0.1 * i, told(drafted=4, step_s=0.160)) for i in range(3)]
-    own = metered().costs(beside=False).own(steps, [(4, 0.9), (4, 0.044), (4, 0.044)])
+    own = metered().costs(beside=False).own(steps, [(4, 0.544), (4, 0.044), (4, 0.044)], 50)
+    assert own.edge_prompt == pytest.approx(0.010)
     assert dict(own.verify) == pytest.approx({1: 0.120, 5: 0.160}), "others as much slower"
     assert own.edge_start + 4 * own.draft == pytest.approx(0.044)
 
@@ -110,6 +114,10 @@ def test_a_twin_pays_each_measured_term():
     drafting, forward = 0.001 + 2 * 0.005, 0.002 + COSTS.verify[0][1] + 2 * 0.005
     assert found.marks[1].at - found.marks[0].at == pytest.approx(drafting + 0.103 + forward)
     assert (found.forwards, found.accepted) == (12, 0)
+    read = twin(
+        case(Schedule.SYNC, (False,) * 12, draft_length=2), replace(COSTS, edge_prompt=0.01), COSTS
+    )
+    assert read.rest - read.own_rest == pytest.approx(20 * 0.01), "once, behind the prefill's token"
 
 
 def test_a_twin_meets_the_guesses_that_stood():

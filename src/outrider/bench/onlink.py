@@ -36,8 +36,6 @@ EDGE_CORE: Final = 1
 CALIBRATION_BLOCKS: Final = 5
 """Behind which an answer that only measures is left: some of each kind, and short beside what is
 judged."""
-CALIBRATION_TOKENS: Final = 256
-"""More than its blocks hold, so that none is cut."""
 OTHER_SEEDS: Final = 1 << 32
 """Seeds of those begin here."""
 Steps = list[tuple[float, Step]]
@@ -296,7 +294,7 @@ class Validation(Live):
                     cell, result, steps = await self._cell(loaded, key)
                 case = await self._case(loaded, key, link, drafter, result)
                 costs = meter.costs(beside=works_beside(case.schedule))
-                own = costs.own(steps, jobs)
+                own = costs.own(steps, jobs, case.prompt)
                 yield replace(cell, twin=await asyncio.to_thread(twin, case, costs, own))
 
     def _link(self, point: str) -> Link:
@@ -307,20 +305,16 @@ class Validation(Live):
     async def _calibrate(self, near: _Loaded, meter: Meter, key: Key, kind: _Kind) -> None:
         """A short answer on the plain connection, at a seed that is not judged."""
         pair = replace(near.pair, draft_length=kind.length, window=kind.length)
-        params = replace(
-            self._params(near.pair, key), seed=OTHER_SEEDS + key.seed, max_tokens=CALIBRATION_TOKENS
-        )
-        question = self._question(near.pair, key)
+        params = replace(self._params(near.pair, key), seed=OTHER_SEEDS + key.seed)
+        prompt = _ids(near, self._question(near.pair, key))
         near = replace(near, pair=pair)
         with _jobs_of(near.runtime) as jobs:
-            _, steps = await _answer(
-                near, kind.arm, _ids(near, question), params, blocks=CALIBRATION_BLOCKS
-            )
+            _, steps = await _answer(near, kind.arm, prompt, params, blocks=CALIBRATION_BLOCKS)
         match kind.arm:
             case Schedule.CLOUD_ONLY:
                 meter.alone(steps)
             case Schedule.SYNC:
-                meter.synchronous(steps, jobs)
+                meter.synchronous(steps, jobs, len(prompt))
             case _:
                 meter.streamed(steps, jobs)
 

@@ -17,7 +17,11 @@ Terms, in seconds, each the mean of its newest samples (an answer is a sum of th
   and cloud share a machine here, its memory and its caches;
 * between two forwards of a verifier that waits for nobody: event loop, frames, thread;
 * a round trip without a link: sockets, both event loops, less what is counted above;
-* at the edge between a verdict and the frame that answers it, less the drafting itself.
+* at the edge between a verdict and the frame that answers it, less the drafting itself; and what
+  its first job takes longer, which reads the prompt.
+
+Calibration answers have the length of those that are judged: what a forward takes depends on the
+places it covers (with fixed-shape forwards a block that crosses a border of the span is two).
 """
 
 from __future__ import annotations
@@ -83,13 +87,15 @@ class Costs:
     edge_turn: float
     """From a verdict to the job that follows it and from that to its frame: the edge's event loop
     and thread."""
+    edge_prompt: float
+    """An id of the prompt, which the first job reads."""
     cloud_start: float
     round_trip: float
     """Without a link."""
 
-    def own(self, steps: Steps, jobs: Sequence[Job]) -> Costs:
-        """With the engines' times of an answer: what its own forwards and jobs took; sizes that it
-        did not have are as much slower as those that it had."""
+    def own(self, steps: Steps, jobs: Sequence[Job], prompt: int) -> Costs:
+        """With the engines' times of an answer behind `prompt` ids: what its own forwards and jobs
+        took; sizes that it did not have are as much slower as those that it had."""
         seen: dict[int, list[float]] = {}
         for _, step in steps[1:]:
             if step.round is not None:
@@ -103,12 +109,17 @@ class Costs:
         made = [(count, seconds) for count, seconds in jobs[1:] if count]
         expected = sum(self.edge_start + self.draft * count for count, _ in made)
         factor = sum(seconds for _, seconds in made) / expected if expected else 1.0
-        return replace(
+        found = replace(
             self,
             verify=rising([(rows, *point) for rows, point in sorted(points.items())]),
             draft=self.draft * factor,
             edge_start=self.edge_start * factor,
         )
+        if not jobs:
+            return found
+        count, seconds = jobs[0]
+        rest = seconds - found.edge_start - found.draft * count
+        return replace(found, edge_prompt=max(0.0, rest) / max(1, prompt))
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -116,6 +127,7 @@ class Costs:
             "draft_ms": 1e3 * self.draft,
             "edge_start_ms": 1e3 * self.edge_start,
             "edge_turn_ms": 1e3 * self.edge_turn,
+            "edge_prompt_ms": 1e3 * self.edge_prompt,
             "cloud_start_ms": 1e3 * self.cloud_start,
             "round_trip_ms": 1e3 * self.round_trip,
         }
@@ -144,6 +156,8 @@ class Meter:
         self._jobs, self._jobs_beside = _Newest(), _Newest()
         """Seconds of a drafting job by its tokens."""
         self._gap, self._trip, self._turn = _Newest(), _Newest(), _Newest()
+        self._read = _Newest()
+        """Seconds an id of the prompt."""
 
     def alone(self, steps: Steps) -> None:
         """An answer of cloud-only."""
@@ -152,25 +166,30 @@ class Meter:
                 self._steps.add(1, step.round.step_s)
                 self._gap.add(0, max(0.0, at - before - step.round.step_s))
 
-    def synchronous(self, steps: Steps, jobs: Sequence[Job]) -> None:
+    def synchronous(self, steps: Steps, jobs: Sequence[Job], prompt: int) -> None:
         """An answer of the plain loop: one job, then one forward. `jobs`: in order, the first of
-        which read the prompt."""
+        which read the `prompt` ids."""
         drafted = [job for job in jobs if job[0]]
         for count, seconds in drafted[1:]:
             self._jobs.add(count, seconds)
-        # The first block behind the prefill's own token is that of the first job.
         rounds = [
             (before, at, step.round)
             for (before, _), (at, step) in pairwise(steps)
             if step.round is not None and step.round.drafted
         ]
-        for (before, at, told), (count, seconds) in zip(rounds[1:], drafted[1:], strict=False):
+        for place, ((before, at, told), (count, seconds)) in enumerate(
+            zip(rounds, drafted, strict=False)
+        ):
             if told.drafted != count or told.network_s is None:
                 continue
             self._steps.add(count + 1, told.step_s)
             way = told.queue_s + told.network_s
             self._trip.add(0, way)
-            self._turn.add(0, max(0.0, at - before - told.step_s - way - seconds))
+            if place:
+                self._turn.add(0, max(0.0, at - before - told.step_s - way - seconds))
+        if len(drafted) > 1:
+            (count, seconds), (other, usual) = drafted[:2]
+            self._read.add(0, max(0.0, seconds - usual * count / other) / max(1, prompt))
 
     def streamed(self, steps: Steps, jobs: Sequence[Job]) -> None:
         """An answer made while the edge drafts ahead."""
@@ -199,6 +218,7 @@ class Meter:
             draft=draft,
             edge_start=start,
             edge_turn=turn,
+            edge_prompt=self._read.one() or 0.0,
             cloud_start=gap,
             # The wait before the forward is in the gap already.
             round_trip=max(0.0, trip - gap),
@@ -281,7 +301,9 @@ def _played(case: Case, costs: Costs) -> Sample:
         conditions=Conditions(link=link),
         cuts=(),
         edges=1,
-        edge=EdgeTimes(draft=costs.draft, start=costs.edge_start + costs.edge_turn),
+        edge=EdgeTimes(
+            draft=costs.draft, start=costs.edge_start + costs.edge_turn, prefill=costs.edge_prompt
+        ),
         clouds=1,
         cloud=CloudTimes(verify=costs.verify, start=costs.cloud_start, draft=costs.draft),
         colocated_assumed=True,
