@@ -1,4 +1,4 @@
-"""From a spec string to a model that runs. The only file that names the backends.
+"""From a spec string to a model that runs. Only this file and `load_gguf` name the backends.
 
 | spec | what it is |
 | --- | --- |
@@ -18,29 +18,26 @@ Backends are imported inside the functions: an edge that uses none of them needs
 
 from __future__ import annotations
 
-import importlib.util
 import logging as standard_logging
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from outrider.core import rng
 from outrider.engines import remote, replay
-from outrider.engines.absent import AbsentModel
 from outrider.engines.base import (
     EngineError,
     LanguageModel,
-    MissingExtraError,
-    ModelInfo,
     ModelNotFoundError,
     UnsupportedModelError,
 )
 from outrider.engines.drafters import Drafter, ModelDrafter
 from outrider.engines.hf_config import number, usable_context
+from outrider.engines.load_gguf import gguf_path, gguf_vocabulary, load_gguf
+from outrider.engines.loaded import GGUF_MODULES, Loaded, Wish, absent, installed, require
 from outrider.engines.remote_http import Endpoint
 from outrider.engines.selfcheck import require_bits
 from outrider.engines.tokenizer import (
@@ -62,30 +59,6 @@ takes memory as it is filled; requests beyond are answered without a draft."""
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 _TORCH_MODULES: Final = ("torch", "transformers", "tokenizers", "safetensors")
-_GGUF: Final = "gguf:"
-_GGUF_MODULES: Final = {"llama_cpp": "llama-cpp-python", "jinja2": "jinja2"}
-"""Modules of the llamacpp extra, and the distributions that bring them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A target with the tokenizer it speaks."""
-
-    model: LanguageModel
-    tokenizer: Tokenizer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
-    """How a model is to be run."""
-
-    dtype: str
-    device: str
-    deterministic: bool
-    threads: int | None
-    max_slots: int
-    rows: int | None
-    context_length: int | None
 
 
 def load_target(
@@ -105,7 +78,7 @@ def load_target(
     fixed number). `context_length`: less than the model's own.
 
     A deterministic target is tried before it is returned: EngineError where it is none here."""
-    wish = _Wish(
+    wish = Wish(
         dtype=dtype,
         device=device,
         deterministic=deterministic,
@@ -120,8 +93,8 @@ def load_target(
     wanted = remote.parse(spec)
     if wanted is not None:
         return _load_remote(wanted, wish)
-    if _gguf_path(spec) is not None:
-        loaded = _load_gguf(spec, wish)
+    if gguf_path(spec) is not None:
+        loaded = load_gguf(spec, wish)
     elif spec.startswith("builtin:"):
         loaded = _load_builtin(spec, wish)
     else:
@@ -141,19 +114,19 @@ def load_vocabulary(spec: str) -> Loaded:
     wanted = remote.parse(spec)
     if wanted is not None:
         return load_vocabulary(wanted.model)
-    if _gguf_path(spec) is not None:
-        return _gguf_vocabulary(spec)
+    if gguf_path(spec) is not None:
+        return gguf_vocabulary(spec)
     if spec.startswith("builtin:"):
         from outrider.engines import builtin
 
         _require_builtin(spec)
-        if not _installed("transformers") and _installed(*_GGUF_MODULES):
+        if not installed("transformers") and installed(*GGUF_MODULES):
             # An edge without torch: the same vocabulary out of the same file.
-            return _gguf_vocabulary(builtin.GGUF_SPEC)
-        _require("tokenizers", "transformers", "gguf")
+            return gguf_vocabulary(builtin.GGUF_SPEC)
+        require("tokenizers", "transformers", "gguf")
         builtin.gguf_path()
         return _hf_absent(spec, builtin.load_config(), builtin.load_tokenizer())
-    _require("tokenizers", "transformers")
+    require("tokenizers", "transformers")
     source = _source(spec)
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -178,20 +151,7 @@ def _end_ids(generation_config: Any, words: Any) -> set[int]:
 
 def _hf_absent(spec: str, config: Any, tokenizer: Tokenizer) -> Loaded:
     width = number(config.get_text_config(decoder=True), "vocab_size")
-    return _absent(spec, tokenizer, width=width, context=usable_context(config, None))
-
-
-def _absent(spec: str, tokenizer: Tokenizer, *, width: int, context: int) -> Loaded:
-    info = ModelInfo(
-        name=spec,
-        vocab_size=tokenizer.vocab_size,
-        logits_width=width,
-        context_length=context,
-        fingerprint=tokenizer.fingerprint,
-        dtype="none",
-        eos_token_ids=tokenizer.eos_token_ids,
-    )
-    return Loaded(model=AbsentModel(info), tokenizer=tokenizer)
+    return absent(spec, tokenizer, width=width, context=usable_context(config, None))
 
 
 def load_draft_model(
@@ -208,7 +168,7 @@ def load_draft_model(
     Drafts are not run deterministically: their bits change how often a guess is right, never
     the text (docs/architecture.md, Acceptance)."""
     if spec in DISTILLED or spec.endswith(".safetensors"):
-        _require(*_TORCH_MODULES, "gguf")
+        require(*_TORCH_MODULES, "gguf")
         _set_threads(threads)
         return _load_distilled(spec, target, dtype=dtype, device=device, max_slots=max_slots)
     draft = load_target(
@@ -241,22 +201,11 @@ def load_drafter(spec: str, target: Loaded, **options: Any) -> Drafter | None:
     return ModelDrafter(spec, model=model, lookup=name != spec)
 
 
-def _check_names(wish: _Wish) -> None:
+def _check_names(wish: Wish) -> None:
     if wish.dtype not in DTYPES:
         raise EngineError(f"unknown dtype {wish.dtype!r}; use one of {', '.join(DTYPES)}")
     if not _DEVICE.fullmatch(wish.device):
         raise EngineError(f"unknown device {wish.device!r}; use auto, cpu, cuda or cuda:N")
-
-
-def _installed(*modules: str) -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in modules)
-
-
-def _require(*modules: str, extra: str = "torch") -> None:
-    missing = [name for name in modules if not _installed(name)]
-    if missing:
-        names = ", ".join(_GGUF_MODULES.get(name, name) for name in missing)
-        raise MissingExtraError(f"{names} not installed; run: pip install 'outrider[{extra}]'")
 
 
 def _require_builtin(spec: str) -> None:
@@ -277,7 +226,7 @@ def _set_threads(count: int | None) -> None:
         torch.set_num_threads(count)
 
 
-def _device(wish: _Wish) -> str:
+def _device(wish: Wish) -> str:
     import torch
 
     _set_threads(wish.threads)
@@ -313,11 +262,11 @@ def _load_toy(spec: str, *, max_slots: int) -> Loaded:
     return Loaded(model=model, tokenizer=tokenizer)
 
 
-def _load_builtin(spec: str, wish: _Wish) -> Loaded:
+def _load_builtin(spec: str, wish: Wish) -> Loaded:
     from outrider.engines import builtin
 
     _require_builtin(spec)
-    _require(*_TORCH_MODULES, "gguf")
+    require(*_TORCH_MODULES, "gguf")
     builtin.gguf_path()
     device = _device(wish)
     dtype = "bfloat16" if wish.dtype == "auto" else wish.dtype
@@ -325,59 +274,7 @@ def _load_builtin(spec: str, wish: _Wish) -> Loaded:
     return _engine(spec, builtin.load_model(dtype).to(device), tokenizer, wish)
 
 
-def _gguf_path(spec: str) -> Path | None:
-    """The file that a spec for llama.cpp names; None: it is for another engine."""
-    from outrider.engines import builtin
-
-    if spec == builtin.GGUF_SPEC:
-        return builtin.gguf_path()
-    if spec.startswith(_GGUF) or spec.endswith(".gguf"):
-        return Path(spec.removeprefix(_GGUF)).expanduser()
-    return None
-
-
-def _load_gguf(spec: str, wish: _Wish) -> Loaded:
-    path = _gguf_path(spec)
-    assert path is not None
-    _require(*_GGUF_MODULES, extra="llamacpp")
-    from outrider.engines.gguf_tokenizer import GGUFTokenizer
-    from outrider.engines.llama_native import NativeModel
-    from outrider.engines.llamacpp import LlamaCppModel
-
-    if wish.dtype != "auto":
-        raise EngineError(
-            f"{spec} computes in the format its weights are stored in; leave --dtype at auto"
-        )
-    gpu = _gguf_on_gpu(wish)
-    native = NativeModel(path, gpu=gpu)
-    tokenizer = GGUFTokenizer(native)
-    model = LlamaCppModel(
-        native,
-        name=spec,
-        fingerprint=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        eos_token_ids=tokenizer.eos_token_ids,
-        deterministic=wish.deterministic,
-        threads=wish.threads,
-        device="gpu" if gpu else "cpu",
-        max_slots=wish.max_slots,
-        context_length=wish.context_length,
-    )
-    return Loaded(model=model, tokenizer=tokenizer)
-
-
-def _gguf_on_gpu(wish: _Wish) -> bool:
-    from outrider.engines.llama_native import has_gpu
-
-    here = has_gpu()
-    if wish.device not in ("auto", "cpu") and not here:
-        raise EngineError(
-            f"device {wish.device!r} asked for, but this build of llama-cpp-python runs on the CPU"
-        )
-    return here and wish.device != "cpu"
-
-
-def _load_remote(wanted: remote.RemoteSpec, wish: _Wish) -> Loaded:
+def _load_remote(wanted: remote.RemoteSpec, wish: Wish) -> Loaded:
     """A server's model with the tokenizer that is named for it. Nothing is sent but questions who
     it is and how it cuts a few texts."""
     if wish.dtype != "auto" or wish.device != "auto" or wish.threads is not None:
@@ -407,23 +304,9 @@ def _load_remote(wanted: remote.RemoteSpec, wish: _Wish) -> Loaded:
     return Loaded(model=model, tokenizer=tokenizer)
 
 
-def _gguf_vocabulary(spec: str) -> Loaded:
-    """Tokenizer and facts of a GGUF file, without its weights."""
-    path = _gguf_path(spec)
-    assert path is not None
-    _require(*_GGUF_MODULES, extra="llamacpp")
-    from outrider.engines.gguf_tokenizer import GGUFTokenizer
-    from outrider.engines.llama_native import NativeModel
-    from outrider.engines.llamacpp import usable_context as gguf_context
-
-    native = NativeModel(path, vocabulary_only=True)
-    context = gguf_context(native, None)
-    return _absent(spec, GGUFTokenizer(native), width=native.width, context=context)
-
-
-def _load_pretrained(spec: str, wish: _Wish) -> Loaded:
+def _load_pretrained(spec: str, wish: Wish) -> Loaded:
     """A checkpoint from a folder or the hub."""
-    _require(*_TORCH_MODULES)
+    require(*_TORCH_MODULES)
     source = _source(spec)
     device = _device(wish)
     import torch
@@ -446,7 +329,7 @@ def _load_pretrained(spec: str, wish: _Wish) -> Loaded:
     return _engine(spec, model, HFTokenizer(words, eos_token_ids=ends), wish)
 
 
-def _engine(spec: str, model: Any, tokenizer: Tokenizer, wish: _Wish) -> Loaded:
+def _engine(spec: str, model: Any, tokenizer: Tokenizer, wish: Wish) -> Loaded:
     from outrider.engines.hf import DEFAULT_ROWS, HFModel
 
     engine = HFModel(
