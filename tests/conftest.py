@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+
+# Compiled modules are shared by the test processes and by all that tests start. Where the
+# environment forbids to write them (usual in containers), each start compiles all of torch and
+# transformers anew, about 10 seconds of processor time: then they get a folder of their own.
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode")
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # One thread a test process: several, each with as many threads as there are cores, would spin
 # against each other and make seconds of minutes. Tests of threads ask for them (tiny.threads).

@@ -146,9 +146,10 @@ def split(line: str) -> list[str]:
 
 
 SHOWN = [(doc.name, words) for doc in DOCS for words in shown_commands(doc.read_text("utf-8"))]
+TREE = typer.main.get_command(app)
 HELP_EXAMPLES = [
     (name, split(line))
-    for name, command in typer.main.get_command(app).commands.items()
+    for name, command in TREE.commands.items()
     for line in (command.help or "").splitlines()
     if line.strip().startswith("outrider ")
 ]
@@ -168,11 +169,10 @@ def test_every_command_shown_exists_with_its_options(
         targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
         assert {w for w in words[1:] if "=" not in w} <= targets, where
         return
-    root = typer.main.get_command(app)
     if words[1].startswith("-"):
-        root.make_context("outrider", words[1:], resilient_parsing=True)
+        TREE.make_context("outrider", words[1:], resilient_parsing=True)
         return
-    command = root.commands[words[1]]
+    command = TREE.commands[words[1]]
     monkeypatch.chdir(tmp_path)  # some options want files that exist
     for word in words[2:]:
         if re.fullmatch(r"[a-z][\w.]*", word):

@@ -32,7 +32,7 @@ from outrider.engines.base import LanguageModel
 from outrider.engines.desk import DeskJob, SlotDesk
 from outrider.engines.drafters import DraftSession, ModelDrafter
 from outrider.engines.lockstep import Ask, propose_together
-from outrider.engines.toy import Law, ToyModel
+from outrider.engines.toy import MAX_SLOTS, Law, ToyModel
 from outrider.proto.codec import MAX_FRAME_BYTES
 from outrider.proto.connection import Connection, Role
 from outrider.proto.errors import LocalError, RemoteError
@@ -452,8 +452,10 @@ class World:
         grammars: Grammars | None = None,
         edge_grammars: bool = True,
         lookup: bool = False,
+        slots: int = MAX_SLOTS,  # of the target; few make many answers, one by one, cheap
     ) -> None:
         self.now = 0.0
+        self.slots = slots
         self.grammars, self.edge_grammars, self.lookup = grammars, edge_grammars, lookup
         self.random = random.Random(seed)
         self.vocab_size, self.context_length, self.eos = vocab_size, context_length, eos
@@ -490,6 +492,7 @@ class World:
             vocab_size=self.vocab_size,
             context_length=self.context_length,
             eos_token_ids=self.eos,
+            max_slots=self.slots,
         )
         self.desk = SlotDesk(self.model, ModelDrafter("cloud", model=self._draft_model))
         config = {

@@ -9,10 +9,12 @@ from __future__ import annotations
 import sys
 
 try:
+    import functools
     import io
     import os
+    from collections.abc import Callable
     from pathlib import Path
-    from typing import Annotated
+    from typing import Annotated, Any
 
     import typer
 
@@ -97,6 +99,12 @@ def _root(
         typer.echo(context.get_help())
 
 
+@functools.cache
+def _command() -> Callable[..., Any]:
+    """The command tree: a tenth of a second to build from all those signatures, so built once."""
+    return typer.main.get_command(app)
+
+
 def run(arguments: list[str] | None = None) -> int:
     """Run one command line; returns the exit code. Shows every foreseen error as one line."""
     _open_closed_streams()
@@ -104,7 +112,7 @@ def run(arguments: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character
     try:
-        code = app(arguments, standalone_mode=False)
+        code = _command()(arguments, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         return errors.INTERRUPTED
     except Exception as error:

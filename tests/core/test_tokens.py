@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.tokens import (
@@ -105,6 +105,7 @@ def test_the_limits_themselves_are_allowed(name):
         SamplingParams(**{name: value})
 
 
+@settings(max_examples=40)  # dear: it makes a strategy for each type anew
 @given(st.dictionaries(st.sampled_from(list(REFUSED)), st.from_type(type).flatmap(st.from_type)))
 def test_any_value_is_taken_or_refused_by_name(fields):
     """Whatever a client sends, there is no other exception."""

@@ -1,9 +1,8 @@
-"""Answers under a grammar on real sockets, with the real library: toy bytes, and the built-in
-pair."""
+"""Answers under a grammar on real sockets, with the real library. (The built-in pair:
+tests/runtime/test_built_in_pair.py.)"""
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -11,14 +10,10 @@ import pytest
 import live
 from outrider.core.grammar import Grammar, GrammarKind
 from outrider.core.tokens import GrammarError, Rule, SamplingParams
-from outrider.engines.base import EngineError
-from outrider.engines.desk import SlotDesk
 from outrider.engines.grammar import GrammarReader
 from outrider.proto.messages import Code
-from outrider.runtime.cloud import CloudConfig, CloudServer
-from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRequest, EdgeRuntime
+from outrider.runtime.edge import CloudError, EdgeRequest
 from outrider.runtime.local import GenerationRequest, LocalGenerator
-from outrider.session.schedules import Schedule
 
 PATTERN = "([a-m]{1,4} ){3,6}x"
 REGEX = Grammar(kind=GrammarKind.REGEX, text=PATTERN)
@@ -108,51 +103,3 @@ def test_a_cloud_without_the_library_says_so():
             assert caught.value.code is Code.GRAMMAR
 
     live.run(work())
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"ok": {"type": "boolean"}, "count": {"type": "integer"}},
-    "required": ["ok", "count"],
-    "additionalProperties": False,
-}
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_built_in_pair_writes_json_of_a_schema(temperature: float):
-    """Ids as of the masked target alone, whoever drafts and whatever the schedule."""
-    from outrider.engines.load import load_drafter, load_target
-
-    try:
-        target = load_target("builtin:smollm2", threads=1)
-        draft = load_drafter("lookup+small", target, threads=1)
-    except EngineError as error:
-        pytest.skip(str(error))
-    prompt = tuple(target.tokenizer.chat([{"role": "user", "content": "JSON: is 3 odd?"}]))
-    wanted = SamplingParams(
-        seed=5,
-        max_tokens=24,
-        temperature=temperature,
-        grammar=Grammar(kind=GrammarKind.JSON_SCHEMA, text=json.dumps(SCHEMA)),
-    )
-    generator = LocalGenerator(
-        target.model, target.tokenizer, grammars=GrammarReader(target.tokenizer)
-    )
-    own = generator.generate(GenerationRequest(prompt_ids=prompt, params=wanted, draft_length=0))
-    generator.close()
-    value = json.loads(own.text)
-    assert set(value) == {"ok", "count"}
-
-    async def work() -> None:
-        cloud = CloudServer(SlotDesk(target.model), target.tokenizer, CloudConfig(port=0))
-        async with cloud:
-            config = EdgeConfig(url=f"ws://127.0.0.1:{cloud.port}")
-            async with EdgeRuntime(config, target.tokenizer, draft) as edge:
-                for schedule in (Schedule.SYNC, Schedule.FREERUN):
-                    request = EdgeRequest(prompt_ids=prompt, params=wanted, schedule=schedule)
-                    heard = await live.hear(await edge.stream(request))
-                    assert heard.tokens == own.token_ids, schedule
-                    assert heard.result.generation.counters.accepted > 0
-
-    live.run(work(), patience=100.0)

@@ -9,18 +9,12 @@ import pytest
 from msgspec import structs
 
 from live import alone, ask, drafter, edge, hear, pair, run, same, server, until
-from outrider.bench import recording
 from outrider.core.tokens import Rule
-from outrider.engines.base import MissingExtraError, ModelNotFoundError, UnrecordedError
-from outrider.engines.desk import SlotDesk
-from outrider.engines.drafters import Drafter
-from outrider.engines.replay import Recorded, ReplayDrafter
-from outrider.runtime.cloud import CloudConfig, CloudServer
-from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRuntime
-from outrider.runtime.local import GenerationRequest, LocalGenerator
-from outrider.session.generation import Counters
+from outrider.engines.base import UnrecordedError
+from outrider.engines.replay import ReplayDrafter
+from outrider.runtime.edge import CloudError
 from outrider.session.schedules import Schedule
-from recordings import SEEDS, params, recorded, shape
+from recordings import SEEDS, params, recorded
 
 DRAFTING = (Schedule.SYNC, Schedule.STREAM, Schedule.FREERUN, Schedule.PEARL, Schedule.PLC)
 
@@ -131,47 +125,5 @@ def test_an_edge_counts_its_link():
             assert after.payload_up >= heard.result.link.payload_up > 0
             assert after.payload_down >= heard.result.link.payload_down > 0
             assert after.bytes_up > after.payload_up
-
-    run(work())
-
-
-@pytest.mark.model
-def test_the_built_in_pair_recorded_and_replayed():
-    from outrider.engines.load import load_drafter, load_target
-
-    try:
-        target = load_target("builtin:smollm2", threads=1)
-    except (MissingExtraError, ModelNotFoundError) as missing:
-        pytest.skip(str(missing))
-    small = load_drafter("small", target, threads=1)
-    assert small is not None
-    prompt = tuple(target.tokenizer.chat([{"role": "user", "content": "What is a tree?"}]))
-    wanted = shape(temperature=0.7, max_tokens=16)
-    (answer,) = recording.record(target, small, [(7, ("t", prompt))], wanted, window=8)
-    spent = recording.token_seconds(small, prompt, wanted.params(7))
-    assert spent > 0.0
-    header = recording.header(target, "small", wanted, seed=7, window=8, spent=spent)
-    held = Recorded(name="x", header=header, answers=(answer,))
-    own = LocalGenerator(target.model, target.tokenizer)
-    plain = own.generate(
-        GenerationRequest(prompt_ids=prompt, params=wanted.params(7), draft_length=0)
-    )
-    assert answer.output == plain.token_ids
-
-    async def counted(cloud: CloudServer, draft: Drafter) -> Counters:
-        url = f"ws://127.0.0.1:{cloud.port}"
-        async with EdgeRuntime(EdgeConfig(url=url), target.tokenizer, draft) as runtime:
-            request = ask(wanted.params(7), Schedule.SYNC, prompt=prompt, draft_length=4)
-            heard = await hear(await runtime.stream(request))
-        assert heard.tokens == plain.token_ids
-        return heard.result.generation.counters
-
-    async def work() -> None:
-        desk = SlotDesk(target.model)
-        async with CloudServer(desk, target.tokenizer, CloudConfig(port=0)) as cloud:
-            real = await counted(cloud, small)
-            again = await counted(cloud, ReplayDrafter(held, token_seconds=0.0))
-            assert 0 < real.accepted < real.drafted
-            assert real == again
 
     run(work())

@@ -123,7 +123,9 @@ def oracle(params: SamplingParams) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------- any fault at all
 
 
-@pytest.mark.parametrize("block", range(12))
+@pytest.mark.parametrize(
+    "block", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 30))]
+)
 def test_random_faults_change_nothing(block: int):
     """I1, I2, I4: twenty runs a block, every one with another mix of faults. `World` holds I2: it
     appends what it is told and never asks again."""

@@ -47,7 +47,7 @@ def rate(
     )
     seeded(w)
     for n in range(sessions):
-        w.edges[0].ask((1, 2, n), params(n, 120), schedule=schedule)
+        w.edges[0].ask((1, 2, n), params(n, 90), schedule=schedule)
     w.run(until=600.0)
     for answer in w.edges[0].answers.values():
         assert isinstance(answer.end, Ended)
@@ -95,12 +95,12 @@ def test_a_greedy_tenant_hardly_moves_another_one(schedule: Schedule):
         victim, other = w.edges
         other.tenant = "greedy"
         for n in range(greedy):
-            other.ask((2, n % VOCAB, 3), params(n, 2000), schedule=Schedule.FREERUN)
+            other.ask((2, n % VOCAB, 3), params(n, 1200), schedule=Schedule.FREERUN)
         w.run(until=2.0, idle=False)
-        number = victim.ask((1, 2), params(1, 150), schedule=schedule)
-        w.run(until=20.0, idle=False)
+        number = victim.ask((1, 2), params(1, 100), schedule=schedule)
+        w.run(until=10.0, idle=False)
         times = victim.answers[number].times
-        assert len(times) == 150
+        assert len(times) == 100
         waits = [b - a for a, b in pairwise(times[20:])]
         return statistics.quantiles(waits, n=20)[-1]
 

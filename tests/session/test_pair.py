@@ -126,8 +126,15 @@ def test_ratio_at_temperature_zero_is_greedy(schedule: Schedule):
         settled(w)
 
 
-P = {0: (0.1, 0.4, 0.3, 0.2), 1: (0.35, 0.05, 0.25, 0.35), 2: (0.6, 0.2, 0.2), 3: (0.0, 0.3, 0.7)}
-Q = {0: (0.4, 0.1, 0.2, 0.3), 1: (0.3, 0.5, 0.1, 0.1), 2: (0.1, 0.1, 0.8), 3: (0.5, 0.25, 0.25)}
+P = {0: (0.1, 0.5, 0.2, 0.2), 1: (0.35, 0.05, 0.25, 0.35), 2: (0.5, 0.3, 0.2), 3: (0.0, 0.4, 0.6)}
+Q = {
+    0: (0.05, 0.85, 0.05, 0.05),
+    1: (0.85, 0.05, 0.05, 0.05),
+    2: (0.9, 0.05, 0.05),
+    3: (0.05, 0.05, 0.9),
+}
+"""Drafts that are sure of what the target says half of the time: there a wrong law behind a
+rejection shows most."""
 
 
 def joint(start: int = 1) -> list[float]:
@@ -144,11 +151,13 @@ def row(last: int) -> tuple[float, ...]:
     [(s, Rule.RATIO) for s in WIRED] + [(Schedule.FREERUN, Rule.COUPLED)],
 )
 def test_law_of_the_output_through_the_wire(schedule: Schedule, rule: Rule):
-    """I1 for the ratio rule: proposals, further proposals, full rows, judged and free tokens."""
-    runs, seen = 800, Counter[tuple[int, int]]()
+    """I1 for the ratio rule: proposals, further proposals, full rows, judged and free tokens.
+    Error rate: 1 in 1000 a case for right code; code that draws from p behind a rejection, the
+    mildest of wrong laws, passes `sync` less often than 1 in 100 (noncentrality 62)."""
+    runs, seen = 400, Counter[tuple[int, int]]()
     steps = Counter[str]()
     target, guess = table_law(P, 4), table_law(Q, 4)
-    w = World(target, guess, vocab_size=4, jitter=0.02, service={"max_sessions": 4})
+    w = World(target, guess, vocab_size=4, jitter=0.02, service={"max_sessions": 4}, slots=4)
     edge = w.edges[0]
     for seed in range(runs):
         params = SamplingParams(seed=seed, max_tokens=3)
@@ -397,11 +406,17 @@ def pace(schedule: Schedule, share: float, limit: int = 70, **options: object) -
     return (answer.times[-1] - answer.times[0]) / (limit - 1)
 
 
-@pytest.mark.parametrize("step", [0.03, 0.06])
-@pytest.mark.parametrize("slope", [0.0, 0.02])
-def test_freerun_is_never_slower_than_cloud_only(step: float, slope: float):
+@pytest.mark.parametrize(
+    "rtts",
+    [(0.0, 0.05, 0.2), pytest.param((0.0, 0.01, 0.02, 0.1, 0.15), marks=pytest.mark.slow)],
+    ids=["some", "more"],
+)
+@pytest.mark.parametrize(("step", "slope"), [(0.03, 0.02), (0.06, 0.0)])
+def test_freerun_is_never_slower_than_cloud_only(
+    rtts: tuple[float, ...], step: float, slope: float
+):
     """I8: drafts that arrive in time let the cloud skip, others cost next to nothing."""
-    for cell in grid(rtt=(0.0, 0.01, 0.05, 0.1, 0.2), draft_time=(0.005, 0.015)):
+    for cell in grid(rtt=rtts, draft_time=(0.005, 0.015)):
         cost = {**cell, "step_time": lambda rows: step * (1 + slope * (rows - 1))}
         base = pace(Schedule.CLOUD_ONLY, 0.0, limit=30, **cost)
         assert base == pytest.approx(step)

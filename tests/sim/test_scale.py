@@ -37,9 +37,16 @@ def scenario(**changes: str) -> Scenario:
     return parse("", overrides=[f"{key}={value}" for key, value in values.items()])
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
-    "world", [w if w == "plain" else pytest.param(w, marks=pytest.mark.slow) for w in WORLDS]
+    ("world", "schedule"),
+    [
+        # Each world and each schedule is in the default run, all pairs of them in the slow one.
+        (world, schedule)
+        if i % len(SCHEDULES) == j or world == "plain"
+        else pytest.param(world, schedule, marks=pytest.mark.slow)
+        for i, world in enumerate(WORLDS)
+        for j, schedule in enumerate(SCHEDULES)
+    ],
 )
 def test_coarse_and_fine_agree(world: str, schedule: Schedule):
     made = scenario(**WORLDS[world])
