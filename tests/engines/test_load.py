@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import shutil
@@ -13,7 +14,7 @@ import pytest
 
 import tiny
 from outrider.core.tokens import SamplingParams
-from outrider.engines import load
+from outrider.engines import builtin, load
 from outrider.engines.base import (
     EngineError,
     IncompatibleModelsError,
@@ -159,6 +160,59 @@ def test_drafts(checkpoint: str) -> None:
     assert not draft.info.deterministic
     with pytest.raises(IncompatibleModelsError, match="draft and target differ at id 0"):
         load_draft_model("toy", target)
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks transformers for a model by name fails the test."""
+    import transformers
+
+    def asked(source: Any, **_options: Any) -> Any:
+        raise AssertionError(f"the hub was asked for {source!r}")
+
+    for name in ("AutoConfig", "AutoTokenizer", "AutoModelForCausalLM", "GenerationConfig"):
+        monkeypatch.setattr(getattr(transformers, name), "from_pretrained", asked)
+
+
+OTHERS = (
+    "toy", "toy:1", "gguf:none", "./none.gguf", "builtin:none", "vllm:http://127.0.0.1:9#toy",
+    "openai:http://127.0.0.1:9#./none.gguf", "sglang:http://127.0.0.1:9#builtin:none",
+)  # fmt: skip
+"""Specs of every engine but transformers."""
+
+
+@pytest.mark.parametrize("spec", OTHERS)
+def test_only_a_checkpoint_is_looked_for_on_the_hub(spec: str, no_hub: None) -> None:
+    for load_it in (load_target, load_vocabulary):
+        with contextlib.suppress(EngineError):  # some load, and none asks the hub
+            load_it(spec)
+    with pytest.raises(UnsupportedModelError, match="no checkpoint"):
+        load.load_checkpoint(spec)
+
+
+@pytest.mark.parametrize("name", ["toy:1", "gguf:some.gguf", "./some.gguf", "vllm#toy:1"])
+def test_a_draft_that_borrows_weights_says_who_lends_none(name: str, no_hub: None) -> None:
+    target = load._absent(name, load_target("toy").tokenizer, width=257, context=64)
+    with pytest.raises(UnsupportedModelError, match=r"'small' borrows weights .*--draft lookup"):
+        load_drafter("small", target)
+
+
+@pytest.mark.parametrize(
+    "name", ["builtin:smollm2", "builtin:smollm2-gguf", "vllm#builtin:smollm2-gguf"]
+)
+def test_the_built_in_weights_are_lent_whoever_runs_them(
+    name: str, no_hub: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builtin, "load_state", lambda dtype: {"dtype": dtype})
+    monkeypatch.setattr(builtin, "load_config", lambda: "config")
+    assert load._lent_weights("small", name) == ({"dtype": "bfloat16"}, "config")
+
+
+def test_a_checkpoint_lends_its_weights(checkpoint: str) -> None:
+    state, config = load._lent_weights("mine.safetensors", checkpoint)
+    assert config.vocab_size == state["lm_head.weight"].shape[0]
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+        load.load_checkpoint(str(Path(checkpoint).parent))
 
 
 def test_drafters(monkeypatch: pytest.MonkeyPatch) -> None:

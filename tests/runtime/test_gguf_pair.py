@@ -66,6 +66,18 @@ def test_a_quantised_target_says_the_same_with_any_draft(temperature: float) -> 
     assert found.counters.acceptance == 1.0, "its own twin is always right"
 
 
+def test_the_shipped_draft_guesses_for_it_too() -> None:
+    """Its layers are read from the same file, whoever computes the target."""
+    pytest.importorskip("torch", reason="the torch extra is not installed")
+    target = quantised()
+    draft = load_drafter("small", target, threads=1, max_slots=2)
+    alone = ask(target, None, PROMPTS[0], 0, PARAMS, Rule.COUPLED)
+    found = ask(target, draft, PROMPTS[0], 4, PARAMS, Rule.COUPLED)
+    assert found.token_ids == alone.token_ids
+    assert found.counters.acceptance is not None
+    assert found.counters.acceptance > 0.2
+
+
 def test_ratio_with_a_quantised_draft() -> None:
     """Its q is that of the target, so nothing is ever rejected."""
     target = quantised()

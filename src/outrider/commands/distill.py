@@ -19,7 +19,6 @@ from rich.table import Table
 from outrider.commands import console, specs
 from outrider.commands.errors import CommandError
 from outrider.commands.options import DEFAULT_TARGET, Json
-from outrider.engines.base import EngineError
 
 if TYPE_CHECKING:
     from outrider.distill.run import DistillConfig, DistillReport
@@ -110,7 +109,7 @@ def _load(spec: str) -> Teacher:
     """The target as transformers has it: distillation trains against the model itself."""
     from outrider.distill.run import Target as Teacher
     from outrider.engines import builtin
-    from outrider.engines.load import load_vocabulary
+    from outrider.engines.load import load_checkpoint, load_vocabulary
     from outrider.engines.tokenizer import Tokenizer
 
     specs.refuse_bare("--target", spec)
@@ -120,12 +119,7 @@ def _load(spec: str) -> Teacher:
     else:
         # First what is small: it says in one sentence that there is no such model.
         words = load_vocabulary(spec).tokenizer
-        from transformers import AutoModelForCausalLM
-
-        try:
-            model = AutoModelForCausalLM.from_pretrained(Path(spec).expanduser())
-        except (OSError, ValueError) as error:
-            raise EngineError(f"transformers cannot load {spec!r}: {error}") from error
+        model = load_checkpoint(spec)
     return Teacher(
         name=spec,
         model=model,

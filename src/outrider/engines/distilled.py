@@ -350,17 +350,19 @@ def load_draft(
     spec: str,
     *,
     target: Loaded,
+    weights: tuple[State, Any],
     dtype: str = "auto",
     device: str = "auto",
     max_slots: int = DEFAULT_SLOTS,
 ) -> DistilledModel:
     """A distilled draft for `target`: a shipped one by name, or a file of `outrider distill`.
 
-    `dtype` 'auto' means int8 where torch can, else bfloat16. Refused with the reason when the
-    draft was made for another target."""
+    `weights`: the target's, and its config: layers that the draft does not hold are read from
+    them. `dtype` 'auto' means int8 where torch can, else bfloat16. Refused with the reason when
+    the draft was made for another target."""
     info = target.model.info
     path = Path(spec).expanduser() if spec.endswith(".safetensors") else shipped(spec)
-    state, config = _target_weights(info.name)
+    state, config = weights
     geometry = geometry_of(config)
     draft = read(path, fingerprint=target_fingerprint(state, geometry))
     return DistilledModel(
@@ -375,18 +377,6 @@ def load_draft(
         max_slots=max_slots,
         context_length=info.context_length,
     )
-
-
-def _target_weights(name: str) -> tuple[State, Any]:
-    """Weights and config of a target by its spec, without building the model where possible."""
-    from outrider.engines import builtin
-
-    if name == builtin.SPEC:
-        return builtin.load_state("bfloat16"), builtin.load_config()
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)
-    return model.state_dict(), model.config
 
 
 def _rotary(

@@ -88,7 +88,7 @@ def load_target(
         context_length=context_length,
     )
     _check_names(wish)
-    if spec == "toy" or spec.startswith("toy:"):
+    if _is_toy(spec):
         return _load_toy(spec, max_slots=max_slots)
     wanted = remote.parse(spec)
     if wanted is not None:
@@ -109,7 +109,7 @@ def load_vocabulary(spec: str) -> Loaded:
 
     End ids and context are those of `load_target`: the edge finds the end of an answer by
     itself, and where the cloud found another the answer would be refused as a contradiction."""
-    if spec == "toy" or spec.startswith("toy:"):
+    if _is_toy(spec):
         return _load_toy(spec, max_slots=1)
     wanted = remote.parse(spec)
     if wanted is not None:
@@ -237,6 +237,10 @@ def _device(wish: Wish) -> str:
     return wish.device
 
 
+def _is_toy(spec: str) -> bool:
+    return spec == "toy" or spec.startswith("toy:")
+
+
 def _load_toy(spec: str, *, max_slots: int) -> Loaded:
     from outrider.engines.toy import ToyModel, blend_law, random_law
 
@@ -352,7 +356,47 @@ def _load_distilled(
     """A draft that ships with the package, or that `outrider distill` has made."""
     from outrider.engines.distilled import load_draft
 
-    return load_draft(spec, target=target, dtype=dtype, device=device, max_slots=max_slots)
+    weights = _lent_weights(spec, target.model.info.name)
+    return load_draft(
+        spec, target=target, weights=weights, dtype=dtype, device=device, max_slots=max_slots
+    )
+
+
+def _lent_weights(draft: str, name: str) -> tuple[Any, Any]:
+    """State dict (bfloat16) and config of a target, for a draft that borrows layers from it.
+    `name`: the target's; one that a server or llama.cpp runs lends as well, where its weights are
+    known here. Raises UnsupportedModelError where they are not."""
+    from outrider.engines import builtin
+
+    way, hash_sign, model = name.partition("#")
+    if hash_sign and way in remote.WAYS:
+        name = model
+    if name in (builtin.SPEC, builtin.GGUF_SPEC):  # one file, whoever computes with it
+        return builtin.load_state("bfloat16"), builtin.load_config()
+    try:
+        made = load_checkpoint(name, dtype="bfloat16")
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(
+            f"{draft!r} borrows weights of the target it was made for: {error}; --draft lookup "
+            "goes with every target"
+        ) from error
+    return made.state_dict(), made.config
+
+
+def load_checkpoint(spec: str, *, dtype: str = "auto") -> Any:
+    """The transformers model itself, for who needs its weights and no engine. `dtype`: of DTYPES.
+    Raises UnsupportedModelError for a spec that names something else, before the hub is asked."""
+    ours = _is_toy(spec) or spec.startswith(("builtin:", _GGUF)) or spec.endswith(".gguf")
+    if ours or remote.parse(spec) is not None:
+        raise UnsupportedModelError(f"{spec} is no checkpoint that transformers reads")
+    _require(*_TORCH_MODULES)
+    source = _source(spec)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with _loading(spec):
+        wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+        return AutoModelForCausalLM.from_pretrained(source, dtype=wanted)
 
 
 def _source(spec: str) -> str:
