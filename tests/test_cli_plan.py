@@ -53,6 +53,30 @@ def test_a_plan_from_numbers(capsys):
     assert [i["number"] for i in found["inequalities"]][:7] == list("1234567")
 
 
+def test_how_many_verifiers(capsys, monkeypatch):
+    wanted = ("--rtt", "50ms", "--t-verify", "1:60,9:72,65:200", "--edges", "500")
+    found = facts(capsys, *HERE, *wanted, "--per-token-ms", "90")
+    assert found["facts"]["edges"] == 1, "the table is of an edge alone"
+    ways = {way["name"]: way for way in found["verifiers"]["ways"]}
+    assert set(ways) == {"cloud-only", "sync", "colocated"}
+    for way in ways.values():
+        assert way["ms_per_token"] <= 90.0
+        assert way["verifiers"] * way["edges_per_verifier"] >= 500
+    # 16 rows take 60 + ... = 88 ms, 17 take 90.3; 12 + sqrt(12) are 16.
+    plain = ways["cloud-only"]
+    assert (plain["edges_per_verifier"], plain["verifiers"]) == (12, 42)
+    assert plain["ms_per_token"] == pytest.approx(88.0)
+    monkeypatch.setenv("COLUMNS", "140")
+    assert cli.run([*HERE, *wanted, "--per-token-ms", "90", "--explain"]) == 0
+    out = capsys.readouterr().out
+    assert "    42  cloud-only: up to 12 edges each, 16.0 answers in a forward of 88 ms" in out
+    assert "one edge more: 90.29 x 1 = 90.29" in out
+    assert cli.run([*HERE, *wanted, "--per-token-ms", "2"]) == 0
+    assert (
+        "500 edges at 2 ms per token: no number of verifiers is enough" in capsys.readouterr().out
+    )
+
+
 def test_what_it_says_to_people(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     assert cli.run([*HERE, "--rtt", "100ms", "--explain", "--price-second", ".001"]) == 0

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.commands import console, planfacts, planreport
+from outrider.commands import console, planfacts, planfleet, planreport
 from outrider.commands.errors import CommandError
 from outrider.commands.options import CaFile, Insecure, Json, LinkOption, Threads, TokenFile
 from outrider.commands.planfacts import GIVEN, Known
@@ -151,9 +151,24 @@ def plan(
     edges: Annotated[
         int,
         typer.Option(
-            metavar="N", min=1, max=1_000_000, help="Edges a verifier.", rich_help_panel=SHARING
+            metavar="N",
+            min=1,
+            max=1_000_000,
+            help="Edges a verifier; with --per-token-ms all there are.",
+            rich_help_panel=SHARING,
         ),
     ] = 1,
+    per_token_ms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            min=0.001,
+            max=60_000.0,
+            help="Say how many verifiers all edges need for a token in this time.",
+            show_default=False,
+            rich_help_panel=SHARING,
+        ),
+    ] = None,
     price_second: Annotated[float, _price("Of a second of the verifier's engine.")] = 0.0,
     price_forward: Annotated[float, _price("Of a forward.")] = 0.0,
     price_token: Annotated[float, _price("Of a token that the cloud had a hand in.")] = 0.0,
@@ -222,6 +237,7 @@ def plan(
     ```
     outrider plan --rtt 50ms --alpha .8 --t-draft 5 --t-verify 60
     outrider plan --rtt 50ms --alpha .8 --t-draft 5 --t-verify 1:60,9:72 --explain
+    outrider plan --rtt 50ms --alpha .8 --t-draft 5 --t-verify 60 --edges 500 --per-token-ms 90
     outrider plan --measure --rtt 50ms
     outrider plan --cloud ws://127.0.0.1:8765 --heatmap plan.svg
     ```
@@ -241,7 +257,7 @@ def plan(
     if curve is not None:
         known.put("curve", planfacts.curve_of(curve), GIVEN)
     known.put("requests", requests, GIVEN)
-    known.put("edges", edges, GIVEN)
+    known.put("edges", edges if per_token_ms is None else 1, GIVEN)
     asked = Recording(
         target=target,
         draft=draft,
@@ -276,9 +292,13 @@ def plan(
         found["picture"] = (
             None if heatmap is None else str(_draw(facts, objective, weight, heatmap))
         )
+        if per_token_ms is not None:
+            found["verifiers"] = planfleet.as_json(facts, edges, per_token_ms / 1e3)
         console.print_json(found)
         return
     planreport.show(survey, known, explain=explain)
+    if per_token_ms is not None:
+        planfleet.show(facts, edges, per_token_ms / 1e3, explain=explain)
     if heatmap is not None:
         path = _draw(facts, objective, weight, heatmap)
         console.facts().print(f"{path}: who wins by round trip and acceptance", markup=False)
