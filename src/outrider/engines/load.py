@@ -36,7 +36,7 @@ from outrider.engines.base import (
 )
 from outrider.engines.drafters import Drafter, ModelDrafter
 from outrider.engines.hf_config import number, usable_context
-from outrider.engines.load_gguf import gguf_path, gguf_vocabulary, load_gguf
+from outrider.engines.load_gguf import gguf_path, gguf_vocabulary, is_gguf, load_gguf
 from outrider.engines.loaded import GGUF_MODULES, Loaded, Wish, absent, installed, require
 from outrider.engines.remote_http import Endpoint
 from outrider.engines.selfcheck import require_bits
@@ -386,10 +386,10 @@ def _lent_weights(draft: str, name: str) -> tuple[Any, Any]:
 def load_checkpoint(spec: str, *, dtype: str = "auto") -> Any:
     """The transformers model itself, for who needs its weights and no engine. `dtype`: of DTYPES.
     Raises UnsupportedModelError for a spec that names something else, before the hub is asked."""
-    ours = _is_toy(spec) or spec.startswith(("builtin:", _GGUF)) or spec.endswith(".gguf")
+    ours = _is_toy(spec) or spec.startswith("builtin:") or is_gguf(spec)
     if ours or remote.parse(spec) is not None:
         raise UnsupportedModelError(f"{spec} is no checkpoint that transformers reads")
-    _require(*_TORCH_MODULES)
+    require(*_TORCH_MODULES)
     source = _source(spec)
     import torch
     from transformers import AutoModelForCausalLM

@@ -12,11 +12,16 @@ from outrider.engines.loaded import GGUF_MODULES, Loaded, Wish, absent, require
 _GGUF: Final = "gguf:"
 
 
+def is_gguf(spec: str) -> bool:
+    """Whether a spec names a GGUF file, there or not."""
+    return spec.startswith(_GGUF) or spec.endswith(".gguf")
+
+
 def gguf_path(spec: str) -> Path | None:
     """The file that a spec for llama.cpp names; None: it is for another engine."""
     if spec == builtin.GGUF_SPEC:
         return builtin.gguf_path()
-    if spec.startswith(_GGUF) or spec.endswith(".gguf"):
+    if is_gguf(spec):
         return Path(spec.removeprefix(_GGUF)).expanduser()
     return None
 
