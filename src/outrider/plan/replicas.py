@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outrider.plan.facts import MOST_ROWS, Facts
-from outrider.plan.modes import Estimate, estimates
+from outrider.plan.modes import BLOCKS, Estimate, estimates
 from outrider.session.schedules import Schedule
 
 BATCH_ROWS: Final = 64
@@ -36,7 +36,8 @@ PLANNED: Final = (Schedule.CLOUD_ONLY, Schedule.SYNC, Schedule.COLOCATED)
 """Ways to decode whose rounds are of one size."""
 _ALONE: Final = 1e-9
 """Share of a cycle below which an answer does nothing without the engine."""
-_HALVINGS: Final = 40
+_HALVINGS: Final = 30
+"""Of at most 64 answers: to less than a millionth of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,14 +164,15 @@ def fleet(
 
 
 def fleets(facts: Facts, *, edges: int, seconds: float) -> list[Fleet]:
-    """For each of PLANNED that is fast enough, its length with the fewest verifiers; of equals the
+    """For each of PLANNED that is fast enough, its length of BLOCKS with the fewest verifiers; of equals the
     one with the least time."""
     found = []
     for schedule in PLANNED:
         made = [
             each
             for estimate in estimates(facts, schedule)
-            if (each := fleet(facts, estimate, edges=edges, seconds=seconds)) is not None
+            if estimate.length in (0, *BLOCKS)
+            and (each := fleet(facts, estimate, edges=edges, seconds=seconds)) is not None
         ]
         if made:
             found.append(min(made, key=lambda each: (each.verifiers, each.share.seconds)))
