@@ -18,7 +18,7 @@ import pytest
 
 from outrider.commands.config import SECTIONS
 from outrider.commands.configfile import faults
-from outrider.runtime.cloud import HEALTH_PATH
+from outrider.runtime.routes import AFFINITY_HEADER, HEALTH_PATH
 
 yaml = pytest.importorskip("yaml", reason="no pyyaml")
 
@@ -124,6 +124,13 @@ def sound(things: dict[str, Thing], folder: Path) -> None:
     assert {"/etc/outrider", "/var/cache/outrider", "/tmp"} == set(mounts)
 
 
+def proxy_hashes_by_the_header(ingress: Thing) -> None:
+    """nginx calls a header by its name in small letters, with _ for -."""
+    variable = "$http_" + AFFINITY_HEADER.replace("-", "_")
+    noted = ingress["metadata"]["annotations"]
+    assert noted["nginx.ingress.kubernetes.io/upstream-hash-by"] == variable
+
+
 def test_the_plain_manifests_are_sound(tmp_path: Path) -> None:
     things = plain()
     sound(things, tmp_path)
@@ -131,6 +138,7 @@ def test_the_plain_manifests_are_sound(tmp_path: Path) -> None:
     (container,) = pod_of(things)["containers"]
     assert settings["threads"] == int(container["resources"]["requests"]["cpu"])
     (ingress,) = read((PLAIN / "ingress.yaml").read_text()).values()
+    proxy_hashes_by_the_header(ingress)
     (path,) = ingress["spec"]["rules"][0]["http"]["paths"]
     assert path["backend"]["service"]["name"] == things["Service"]["metadata"]["name"]
 
@@ -233,6 +241,9 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 def test_every_rendering_is_sound(variant: str, tmp_path: Path) -> None:
     things = rendered(*VARIANTS[variant])
     sound(things, tmp_path)
+    assert ("Ingress" in things) is (variant == "a proxy before it")
+    if "Ingress" in things:
+        proxy_hashes_by_the_header(things["Ingress"])
     validate(things)
 
 

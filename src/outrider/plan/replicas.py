@@ -164,8 +164,8 @@ def fleet(
 
 
 def fleets(facts: Facts, *, edges: int, seconds: float) -> list[Fleet]:
-    """For each of PLANNED that is fast enough, its length of BLOCKS with the fewest verifiers; of equals the
-    one with the least time."""
+    """For each of PLANNED that is fast enough, its length (of BLOCKS) with the fewest verifiers; of
+    equals the one with the least time."""
     found = []
     for schedule in PLANNED:
         made = [
