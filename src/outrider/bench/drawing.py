@@ -27,8 +27,8 @@ def _text(x: float, y: float, words: str, *, anchor: str = "start") -> str:
 
 
 def _svg(height: float, parts: Sequence[str], *, label: str) -> str:
-    head = f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">'
-    return head + "".join(parts) + "</svg>"
+    box = f'viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}"'
+    return f'<div class="wide"><svg {box}>' + "".join(parts) + "</svg></div>"
 
 
 def ticks(most: float, count: int = 6) -> list[float]:

@@ -31,9 +31,9 @@ table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-
 .wide { overflow-x: auto; }
 th, td { padding: .25em .7em; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--soft); }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, .two td:nth-child(2), .two th:nth-child(2) { text-align: left; }
 .base td { font-weight: 600; } .noise { opacity: .6; }
-svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--ink); }
+svg { width: 100%; min-width: 620px; height: auto; } svg text { font-size: 11px; fill: var(--ink); }
 .grid { stroke: var(--soft); } .range { stroke: var(--link); stroke-width: 3; }
 .dot, .shown { fill: var(--edge); } .miss { fill: none; stroke: var(--edge); stroke-width: 2.5; }
 .off td { color: var(--edge); font-weight: 600; } .lane { fill: var(--soft); opacity: .6; }
@@ -58,15 +58,19 @@ COLUMNS: Final[tuple[tuple[str, str, int], ...]] = (
 )
 
 
-def table(heads: Sequence[str], lines: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """`lines`: (class, cells)."""
+def table(
+    heads: Sequence[str], lines: Sequence[tuple[str, Sequence[str]]], *, names: int = 1
+) -> str:
+    """`lines`: (class, cells); the first `names` columns (one or two) are words."""
     top = "".join(f"<th>{escape(h)}</th>" for h in heads)
     body = "".join(
         f'<tr class="{kind}">' + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>"
         for kind, cells in lines
     )
+    kind = "two" if names > 1 else "one"
     return (
-        f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<div class="wide"><table class="{kind}"><thead><tr>{top}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 
@@ -170,7 +174,7 @@ def _validation(cells: Sequence[Cell]) -> list[str]:
             label="time per token, simulated against live",
         ),
         _said(f"The band is {100 * LIMIT:.0f} %; hollow: beyond it."),
-        table(heads, lines),
+        table(heads, lines, names=2),
         _said(
             "Each live answer was played once more in virtual time: with what forwards, drafts and "
             "the ways between them took in short answers asked for in between, and with the "

@@ -76,14 +76,16 @@ def pair(published: float | None, ours: float | None) -> str:
     return f"{shown(published)} / {shown(ours)}"
 
 
-def markdown(experiment: Experiment, rows: Sequence[Row], scenario: str) -> str:
-    """A section of docs/results.md."""
+def markdown(experiment: Experiment, rows: Sequence[Row], scenario: str, *, note: str = "") -> str:
+    """A section of docs/results.md. `note`: under which conditions ours was measured."""
     paper = experiment.paper
     assert paper is not None
     table = paper_table(experiment, rows)
     out = [f"## {paper.table}", "", f"{paper.source}. Scenario: `{scenario}`."]
     if paper.not_found:
         out.append(f"Not stated there, ours: {paper.not_found}.")
+    if note:
+        out.append(note)
     out += ["", f"{table.figure}, paper / here; **bold**: baselines that the table left out.", ""]
     heads = " | ".join(point or "all" for point in table.points)
     out += [f"| way to decode | {heads} |", "| --- |" + " --- |" * len(table.points)]
