@@ -38,8 +38,10 @@ def command(name: str) -> str:
     return str(path)
 
 
-async def ran(*words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
-    """What a program printed; it must have ended well."""
+async def ran(
+    *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, status: int = 0
+) -> str:
+    """What a program printed; it must have ended with that status."""
     quiet = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_COLOR": "1"}
     quiet["PYTHONDONTWRITEBYTECODE"] = (
         ""  # thousands of modules: the next start finds them compiled
@@ -60,7 +62,7 @@ async def ran(*words: str, env: Mapping[str, str] | None = None, cwd: Path | Non
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
         await talk
-    assert process.returncode == 0, f"{words[0]}: {err.decode()[-3000:]}{out.decode()[-1000:]}"
+    assert process.returncode == status, f"{words[0]}: {err.decode()[-3000:]}{out.decode()[-1000:]}"
     return out.decode()
 
 

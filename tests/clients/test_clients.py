@@ -120,6 +120,22 @@ def test_llm_comply():
         assert not result.get("warnings"), (name, result)
 
 
+def test_llm_comply_is_told_that_pictures_are_not_read():
+    """The proper error (test_gateway_errors has its words) instead of an answer that never saw the
+    picture. The ninth check is skipped by llm-comply itself, for the model's name."""
+    comply = outside.command("llm-comply")
+
+    async def ask(gateway: Served) -> Any:
+        words = ("--format", "openai-chat", "-u", f"{gateway.url}/v1", "-k", "none", "-m", MODEL)
+        names = "chat-image-input,chat-reasoning-summary"
+        return json.loads(await outside.ran(comply, *words, "--json", "-f", names, status=1))
+
+    picture, reasoning = heard(ask)["results"]
+    assert picture["id"] == "chat-image-input"
+    assert picture["errors"][0].startswith("HTTP 400 ")
+    assert (reasoning["id"], reasoning["status"]) == ("chat-reasoning-summary", "skipped")
+
+
 CHECKS = (
     "chat-basic-response",
     "chat-system-prompt",

@@ -456,14 +456,15 @@ def test_a_key_dialog_that_was_closed_comes_back_with_the_next_message():
 
 
 @pytest.mark.browser
-def test_axe_finds_nothing():
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(scheme: str):
     """Deque's axe-core, by its own rules and best practices."""
     path = os.environ.get("OUTRIDER_AXE")
     if not path:
         pytest.skip("no axe-core: npm install axe-core, OUTRIDER_AXE=node_modules/axe-core/axe.js")
 
     async def work() -> None:
-        async with served() as gateway, page_of(gateway.url) as page:
+        async with served() as gateway, page_of(gateway.url, color_scheme=scheme) as page:
             await page.evaluate(await asyncio.to_thread(Path(path).read_text))
 
             async def look(where: str) -> None:
