@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -153,6 +154,8 @@ def test_a_cold_run_is_called_cold(done: Path):
     cold = run_page(load(header), header, [answers("cloud-only", [0.5] * 3)])
     assert "cold: no warm-up" in cold
     assert "cold:" not in run_page(load(header), header, read(done).cells)
+    fetched = replace(header, pins={"gsm8k": "abc123"})
+    assert "from the hub: gsm8k at abc123." in run_page(load(header), fetched, read(done).cells)
 
 
 @pytest.mark.parametrize(

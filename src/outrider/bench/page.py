@@ -112,6 +112,9 @@ def _about(experiment: Experiment, header: Header, found: Sequence[Row]) -> list
         f"brackets hold 95 % bootstrap intervals; speed is against {experiment.base} on the same "
         "question and seed. edge-only is another text. Calls and bytes are a token's share.",
     ]
+    if header.pins:
+        pins = ", ".join(f"{name.partition('@')[0]} at {pin}" for name, pin in header.pins.items())
+        said.append(f"Data sets from the hub: {pins}.")
     if cold:
         said.append("cold: no warm-up before the first answer that counts.")
     if lost:

@@ -6,7 +6,8 @@
   else the last one that stands alone in brackets; right when equal. Only letters of the choices.
 * Spec-Bench's rag: does one of the short answers occur in the reply, word by word (as SQuAD
   compares: no case, punctuation or articles)?
-* cnn_dailymail, Spec-Bench's summaries: ROUGE-L, the F measure on lower-case words, no stemming.
+* cnn_dailymail, Spec-Bench's summaries: ROUGE-L, the F measure on lower-case words, no stemming
+  (what the package rouge_score gives).
 * humaneval: do the tests pass (bench.sandbox)? Only where running code is allowed.
 """
 

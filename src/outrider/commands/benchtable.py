@@ -30,6 +30,7 @@ def facts(experiment: Experiment, header: Header, cells: Sequence[Cell]) -> dict
         "base": experiment.base,
         "quick": header.quick,
         "machine": header.machine,
+        "data": header.pins,
         "rows": [asdict(row) for row in rows(cells, base=experiment.base)],
         **more,
     }
