@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 from outrider.core.tokens import FinishReason, Rule, SamplingParams
 from outrider.engines.base import EngineError
 from outrider.engines.drafters import Drafter, DraftSession
-from outrider.engines.load import Loaded
+from outrider.engines.loaded import Loaded
 from outrider.engines.replay import (
     RecordedAnswer,
     RecordHeader,

@@ -28,7 +28,7 @@ from outrider.core.sampling import Distribution, History, SamplingPipeline
 from outrider.core.tokens import SamplingParams
 from outrider.engines.base import Block, LanguageModel, ModelInfo
 from outrider.engines.drafters import ModelDrafter
-from outrider.engines.load import Loaded
+from outrider.engines.loaded import Loaded
 from outrider.engines.measure import row_costs, row_seconds
 from outrider.runtime.local import GenerationRequest, LocalGenerator
 

@@ -22,7 +22,7 @@ from outrider.session.schedules import Schedule
 
 if TYPE_CHECKING:
     from outrider.bench.loadrun import Job, LoadPlan
-    from outrider.engines.load import Loaded
+    from outrider.engines.loaded import Loaded
     from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeRuntime
 
 MAX_MODEL_EDGES: Final = 8

@@ -50,7 +50,7 @@ from outrider.engines.slotbook import SlotBook
 from outrider.engines.slots import LayerShape, Slot, SlotStore
 
 if TYPE_CHECKING:
-    from outrider.engines.load import Loaded
+    from outrider.engines.loaded import Loaded
 
 DEFAULT_SLOTS: Final = 16
 PREFILL_ROWS: Final = 256

@@ -468,7 +468,8 @@ class _Chain:
         back = self.scenario.conditions.link.rtt_s / 2 + each
         known = ((self.told_at[:, who] <= now - back) * self.told[:, who]).max(axis=0)
         room = known + (self.scenario.window - done)
-        return np.maximum(np.minimum(some, room), 0).astype(np.int64)
+        pending: I64Array = np.maximum(np.minimum(some, room), 0).astype(np.int64)
+        return pending
 
     def right(self, who: I64Array, done: I64Array, counts: I64Array) -> I64Array:
         """How many of the first `counts` guesses stand."""
