@@ -12,7 +12,7 @@ import pytest
 
 import tiny
 from outrider.core.tokens import Rule, SamplingParams
-from outrider.engines.base import UnsupportedModelError
+from outrider.engines.base import IncompatibleModelsError, UnsupportedModelError
 from outrider.engines.load import load_drafter, load_target, load_vocabulary
 from outrider.runtime.local import GenerationRequest, LocalGenerator
 from tiny import feed, full_rows
@@ -30,14 +30,43 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "llama-3": functools.partial(tiny.llama, rope_parameters=ROPE_OF_LLAMA_3),
     "qwen-2": tiny.qwen2,
     "qwen-3": tiny.qwen3,
+    "r1-distill-qwen": functools.partial(tiny.qwen2, tie_word_embeddings=False),
+    "r1-distill-llama": functools.partial(tiny.llama, rope_parameters=ROPE_OF_LLAMA_3),
 }
 FAMILY = pytest.mark.parametrize("family", sorted(FAMILIES))
 PARAMS = SamplingParams(seed=5, max_tokens=16, temperature=0.9, ignore_eos=True)
 
 
+R1_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m['role'] == 'system' %}{{ m['content'] }}"
+    "{% elif m['role'] == 'user' %}<｜User｜>{{ m['content'] }}"
+    "{% else %}<｜Assistant｜>{{ m['content'].split('</think>')[-1] }}{{ eos_token }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\\n' }}{% endif %}"
+)
+"""As DeepSeek-R1-Distill has it: the start token is the template's, what was thought in earlier
+turns is left out, and the answer begins inside a thought."""
+
+
+def r1_words() -> Any:
+    """A tokenizer with the marks of DeepSeek-R1-Distill: written as text, none is a control token
+    but those that begin and end."""
+    from tokenizers import AddedToken
+
+    words = trained("byte-level")
+    words.add_tokens(
+        [
+            AddedToken(mark, special=False, normalized=False)
+            for mark in ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")
+        ]
+    )
+    words.chat_template = R1_TEMPLATE
+    return words
+
+
 def folder(path: Path, family: str, *, padding: int, **changes: Any) -> str:
     """A checkpoint whose output is `padding` columns wider than its tokenizer."""
-    words = trained("byte-level")
+    words = r1_words() if family.startswith("r1") else trained("byte-level")
     FAMILIES[family](vocab_size=len(words) + padding, **changes).save_pretrained(path)
     words.save_pretrained(path)
     return str(path)
@@ -96,6 +125,47 @@ def test_rollback_beyond_what_the_rope_was_trained_for(family: str, tmp_path: Pa
     np.testing.assert_allclose(rows, expected, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("family", ["r1-distill-qwen", "r1-distill-llama"])
+def test_an_answer_of_r1_begins_inside_a_thought(family: str, tmp_path: Path) -> None:
+    path = folder(tmp_path, family, padding=64)
+    tokenizer = load_vocabulary(path).tokenizer
+
+    def id_of(mark: str) -> int:
+        (found,) = [
+            i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == mark.encode()
+        ]
+        return found
+
+    think, over, start = id_of("<think>"), id_of("</think>"), id_of("<s>")
+    asked = [
+        {"role": "user", "content": "the dog"},
+        {"role": "assistant", "content": "<think>\nquick</think>the fox"},
+        {"role": "user", "content": "lazy"},
+    ]
+    ids = tokenizer.chat(asked)
+    assert ids.count(start) == 1, "the template writes it, nobody adds a second"
+    assert ids[0] == start
+    assert (ids.count(think), ids.count(over)) == (1, 0), "earlier thoughts are left out"
+    assert ids[ids.index(think) - 1] == id_of("<｜Assistant｜>")
+    assert tokenizer.decode(ids[ids.index(think) :]) == "<think>\n", "the prompt ends with it"
+    assert "quick" not in tokenizer.decode(ids)
+    # The end of the thought is text of the answer: who reads it needs the mark.
+    answer = [*tokenizer.encode("fox")[-1:], over, *tokenizer.encode("dog")[-1:]]
+    stream = tokenizer.text_stream()
+    shown = "".join([*map(stream.push, answer), stream.flush()])
+    assert shown == tokenizer.decode(answer)
+    assert "</think>" in shown
+    assert not {think, over} & tokenizer.special_ids
+
+
+def test_r1_distill_and_the_family_it_came_from_differ(tmp_path: Path) -> None:
+    """One kind of model, other tokens: a draft of the plain family is refused, by the first id."""
+    target = load_target(folder(tmp_path / "r1", "r1-distill-qwen", padding=64), threads=1)
+    plain = folder(tmp_path / "plain", "qwen-2", padding=64)
+    with pytest.raises(IncompatibleModelsError, match="use a draft with the target's tokenizer"):
+        load_drafter(plain, target, threads=1)
+
+
 def test_gemma_2_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
     """Its windows slide, and what has left one cannot be rolled back to."""
     import transformers
@@ -104,5 +174,5 @@ def test_gemma_2_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
         vocab_size=64, hidden_size=32, num_hidden_layers=2, head_dim=8, sliding_window=16
     )
     config.save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="sliding-window"):
+    with pytest.raises(UnsupportedModelError, match=r"sliding-window.*GGUF.*full attention"):
         load_target(str(tmp_path), threads=1)

@@ -61,7 +61,9 @@ def _require_full_attention(config: Any, family: str) -> None:
         if getattr(layer, "is_sliding", False):
             raise UnsupportedModelError(
                 f"{family} has sliding-window attention (layer {index}, window "
-                f"{getattr(layer, 'sliding_window', '?')}): its cache cannot be rolled back"
+                f"{getattr(layer, 'sliding_window', '?')}): what has left the window cannot be "
+                "rolled back to; a GGUF file of it on llama.cpp keeps every position, or take a "
+                "model with full attention"
             )
         if type(layer) is not DynamicLayer:
             raise UnsupportedModelError(
