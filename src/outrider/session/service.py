@@ -30,17 +30,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from outrider.control.costs import RowCosts, SharedCosts, share_rows
-from outrider.core.draft import Draft as CoreDraft
 from outrider.core.grammar import Constraint, Grammars
-from outrider.core.ledger import Ledger
-from outrider.core.partial import require_known
-from outrider.core.relaxed import Policy
 from outrider.core.sampling import DeadEndError, RowError
-from outrider.core.tokens import GrammarError, ParameterError, Rule, SamplingParams
+from outrider.core.tokens import Rule, SamplingParams
 from outrider.proto.errors import RemoteError
 from outrider.proto.messages import (
     Cancel,
@@ -56,19 +49,26 @@ from outrider.proto.messages import (
     Steer,
 )
 from outrider.proto.messages import Pressure as PressureMessage
-from outrider.session.batching import DEFAULT_STRETCH, DUE_S, FairShare, Ready, Share, enough
-from outrider.session.cloud import CloudSession, StepPolicy, Take, VerifyJob
-from outrider.session.generation import Generation, TextStream
+from outrider.session.batching import DUE_S, FairShare, Ready, Share, enough
+from outrider.session.cloud import CloudSession
+from outrider.session.generation import TextStream
+from outrider.session.opening import MAX_CLOUD_DRAFT, UID_BYTES, checked, opened
 from outrider.session.pressure import EVERY_S, PROBE, Pressure
 from outrider.session.quotas import NO_LIMITS, Bucket, TenantLimits
-from outrider.session.verifier import Verifier
-from outrider.session.wire import from_wire, relax_from_wire, reply_from_wire
+from outrider.session.work import MAX_SESSIONS, Done, Outgoing, ServiceConfig, Work
 
-MAX_CLOUD_DRAFT: Final = 64
-"""Most drafts a block that a co-located session may ask for."""
-UID_BYTES: Final = 16
-MAX_SESSIONS: Final = 256
-"""Sessions of a verifier (our default): four times what one forward takes."""
+__all__ = [
+    "MAX_CLOUD_DRAFT",
+    "MAX_SESSIONS",
+    "UID_BYTES",
+    "CloudService",
+    "Done",
+    "LoadMeans",
+    "Outgoing",
+    "ServiceConfig",
+    "Work",
+]
+
 OPENS_PER_S: Final = 16.0
 """Sessions a second that one tenant may open for ever (our default): many more than it can have
 answered. Before that it may open as many at once as it may hold; with a rate of its own, a
@@ -77,75 +77,6 @@ BUSY_S: Final = 2.0
 """A session that waits for its edge counts as under way so long after its last forward."""
 LOAD_RATE: Final = 0.1
 """Weight of a new forward in the running means of the load."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceConfig:
-    """Facts of the target and limits of the service. Every limit has a name (I7)."""
-
-    vocab_size: int
-    context_length: int
-    eos: frozenset[int]
-    deterministic: bool
-    rules: frozenset[Rule] = frozenset(Rule)
-    known_ids: int | None = None
-    """Of each row; None: all. Requests that need more are refused (core.partial)."""
-    max_sessions: int = MAX_SESSIONS
-    max_sessions_per_connection: int = 64
-    max_sessions_per_tenant: int = MAX_SESSIONS
-    max_window: int = 256
-    max_prompt_tokens: int = 1_000_000
-    max_batch_rows: int = 64
-    """Most rows in one batch: bounds how long everybody waits for one forward."""
-    max_under_way: int = MAX_SESSIONS
-    """Most sessions at work at once: as many as the engine has caches, or they would take them from
-    each other at every step. One that waits for its edge does not count."""
-    stretch: float = DEFAULT_STRETCH
-    """How much longer a forward may become for tenants over their share (session.batching)."""
-    max_token_s: float = math.inf
-    """No new session once a forward over all that are under way would take longer (seconds)."""
-    grace: float = 30.0
-    """Seconds a detached session is kept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
-    """A message for a connection."""
-
-    connection: int
-    message: Message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """One session's part of a batch, for the engine side."""
-
-    key: int
-    """Names the session's cache slot for as long as the session lives."""
-    job: VerifyJob
-    params: SamplingParams
-    rule: Rule
-    prompt_length: int
-    cloud_draft: int
-    """Draft this many here first (co-located speculation); 0: judge job.drafts."""
-    room: int
-    """Most ids of its prompt that this forward takes in."""
-    tenant: str
-    constraint: Constraint | None
-    """Of the request's grammar, for the drafts made here."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """The engine's answer to one Work: rows, float32 [drafts + 1, vocab], and drafts made here.
-    Rows of shape [0, ...]: committed ids are still missing in the slot, the work is to be run
-    again."""
-
-    key: int
-    rows: npt.NDArray[np.float32]
-    fed: int
-    """Tokens the forward appended for this session: more than rows in a prefill or rebuild."""
-    draft: CoreDraft | None = None
 
 
 @dataclass(slots=True)
@@ -388,38 +319,18 @@ class CloudService:
             raise RemoteError(Code.BUSY, f"all {config.max_sessions} sessions are taken", number)
         if len(peer.keys) >= config.max_sessions_per_connection:
             raise self._full(number)
-        params, rule, policy, take = self._checked(message)
+        wishes = checked(message, config)
         if previous is None:
             self._let_in(peer.tenant, number, now)
-        relax = self._relaxation(message, rule)
-        reply = reply_from_wire(message, rule)
-        generation = self._generation(message, params)
-        constraint = self._constraint(params, peer.tenant, number)
-        verifier = Verifier(
-            params,
-            rule,
-            prompt=message.prompt,
-            vocab_size=config.vocab_size,
-            end_ids=frozenset() if params.ignore_eos else config.eos,
-            watch_ties=not config.deterministic,
-            policy=relax and relax[0],
-            ledger=relax and relax[1],
-            constraint=constraint,
-        )
-        session = CloudSession(
-            number,
-            generation,
-            verifier,
-            rule=rule,
-            policy=policy,
-            take=take,
-            vocab_size=config.vocab_size,
-            window=config.max_window,
+        session, own_constraint = opened(
+            message,
+            wishes,
+            config,
+            text=self._text,
+            grammars=self._grammars,
+            tenant=peer.tenant,
             now=now,
-            held=message.held,
-            reply=reply,
         )
-        session.restore(message.committed)
         if previous is not None:
             self._free(self._entries[previous])
         self._next_key += 1
@@ -430,10 +341,10 @@ class CloudService:
             uid=message.uid,
             session=session,
             connection=connection,
-            params=params,
-            rule=rule,
+            params=wishes.params,
+            rule=wishes.rule,
             cloud_draft=message.cloud_draft,
-            own_constraint=constraint.fork() if constraint and message.cloud_draft else None,
+            own_constraint=own_constraint,
             ran_at=now,
             due_s=message.due_ms / 1e3 if message.due_ms else DUE_S,
         )
@@ -497,68 +408,6 @@ class CloudService:
     def _full(self, number: int) -> RemoteError:
         limit = self.config.max_sessions_per_connection
         return RemoteError(Code.BUSY, f"{limit} sessions on this connection", number)
-
-    def _checked(self, message: Open) -> tuple[SamplingParams, Rule, StepPolicy, Take]:
-        number, config = message.session, self.config
-        params = from_wire(message.sampling, number)
-        if len(message.uid) != UID_BYTES:
-            raise RemoteError(Code.MALFORMED, f"uid must have {UID_BYTES} bytes", number)
-        ids = (*message.prompt, *message.committed, *params.given)
-        if len(ids) > config.max_prompt_tokens:
-            raise RemoteError(Code.TOO_LARGE, f"{len(ids)} ids in OPEN", number)
-        if any(not 0 <= t < config.vocab_size for t in ids):
-            raise RemoteError(Code.MALFORMED, "token id outside the vocabulary", number)
-        for name, named in (
-            ("logit_bias", params.logit_bias),
-            ("stop_token_ids", params.stop_token_ids),
-        ):
-            if any(t >= config.vocab_size for t in named):
-                raise RemoteError(Code.PARAMETER, f"{name}: id outside the vocabulary", number)
-        if not 0 <= message.cloud_draft <= MAX_CLOUD_DRAFT:
-            raise RemoteError(Code.PARAMETER, f"cloud_draft above {MAX_CLOUD_DRAFT}", number)
-        try:
-            rule, policy = Rule(message.rule), StepPolicy(message.step)
-            take = Take(message.take)
-        except ValueError as error:
-            raise RemoteError(Code.PARAMETER, str(error), number) from None
-        if rule not in config.rules:
-            raise RemoteError(Code.PARAMETER, f"this target cannot do {rule.value}", number)
-        try:
-            require_known(params, config.known_ids)
-        except ParameterError as error:
-            raise RemoteError(Code.PARAMETER, str(error), number) from None
-        return params, rule, policy, take
-
-    def _constraint(self, params: SamplingParams, tenant: str, number: int) -> Constraint | None:
-        if params.grammar is None:
-            return None
-        if self._grammars is None:
-            raise RemoteError(Code.GRAMMAR, "there are no grammars here", number)
-        try:
-            return self._grammars.constraint(params.grammar, tenant)
-        except GrammarError as error:
-            raise RemoteError(Code.GRAMMAR, str(error), number) from None
-
-    def _relaxation(self, message: Open, rule: Rule) -> tuple[Policy, Ledger] | None:
-        if (message.relax is not None) != (rule is Rule.RELAXED):
-            raise RemoteError(
-                Code.PARAMETER, "the relaxed rule, and no other, needs `relax`", message.session
-            )
-        if message.relax is None:
-            return None
-        return relax_from_wire(message.relax, message.session)
-
-    def _generation(self, message: Open, params: SamplingParams) -> Generation:
-        try:
-            return Generation(
-                message.prompt,
-                params,
-                context_length=self.config.context_length,
-                eos=self.config.eos,
-                text=self._text(),
-            )
-        except ParameterError as error:
-            raise RemoteError(Code.CONTEXT, str(error), message.session) from None
 
     def _resume(
         self, peer: _Peer, connection: int, message: Resume, now: float
