@@ -18,8 +18,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -48,18 +48,17 @@ from outrider.runtime.peers import (
     SocketClosedError,
     Visitor,
 )
+from outrider.runtime.readers import Readers
 from outrider.runtime.routes import ROUTES, Reply
 from outrider.runtime.worker import EngineThread, Timed
 from outrider.session.quotas import NO_LIMITS, TenantLimits
-from outrider.session.service import CloudService, Done, Outgoing, ServiceConfig, Work
+from outrider.session.service import CloudService, Done, Judging, Outgoing, ServiceConfig, Work
 from outrider.session.wire import from_wire
 
 log = logging.getLogger("outrider.cloud")
 
 ANYBODY: Final = "default"
 """The tenant of every connection where there is no login."""
-READERS: Final = 2
-"""Threads that read grammars: one that takes long does not hold up the next."""
 DRAIN_CHECK_S: Final = 0.02
 HURRY_S: Final = 0.3
 """Of FINISH_S once there is no time left to drain: Ctrl-C ends within a second, whoever sleeps."""
@@ -116,7 +115,7 @@ class CloudRuntime:
         self.config = config or CloudConfig()
         self.desk = desk
         self._grammars = GrammarReader(tokenizer) if available() else None
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="outrider-grammars")
+        self._readers = Readers()
         self.service = CloudService(
             service
             or ServiceConfig(
@@ -219,7 +218,7 @@ class CloudRuntime:
         self.service.stop()
         await self._engine.chore(self.desk.close)
         await asyncio.to_thread(self._engine.close)
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._readers.close()
 
     # ---------------------------------------------------------------- admission
 
@@ -316,9 +315,9 @@ class CloudRuntime:
         grammar = from_wire(message.sampling, message.session).grammar
         if self._grammars is None or grammar is None:
             return
-        loop = asyncio.get_running_loop()
+        read = partial(self._grammars.constraint, grammar, tenant)
         with contextlib.suppress(GrammarError):  # kept as well, and told by the service
-            await loop.run_in_executor(self._readers, self._grammars.constraint, grammar, tenant)
+            await self._readers.run(tenant, read)
 
     def _handle(self, peer: Peer, message: object, now: float) -> list[Outgoing]:
         if isinstance(message, Hello):
@@ -437,11 +436,26 @@ class CloudRuntime:
                 Done(key=r.key, rows=r.rows, fed=r.fed, draft=r.draft) for r in outcome.value
             ]
             self._dispatch(
-                self.service.finished(results, started=outcome.started, now=outcome.ended)
+                self.service.finished(
+                    results, started=outcome.started, now=outcome.ended, apart=True
+                )
             )
+            self._judge()
         else:
             self._forward_failed(work, outcome)
         self._kick()
+
+    def _judge(self) -> None:
+        """Have judged what a grammar holds, beside the next forward (session.service)."""
+        labours, self.service.judging = self.service.judging, []
+        for labour in labours:
+            self._readers.submit(labour.tenant, labour.run, partial(self._judged, labour))
+
+    def _judged(self, labour: Judging, outcome: BaseException | None) -> None:
+        if outcome is not None:
+            log.error("judging failed: %s", outline(outcome))
+        self._dispatch(self.service.judged(labour, time.monotonic()))
+        self._kick_soon()
 
     def _forward_failed(self, work: list[Work], error: BaseException) -> None:
         if len(work) > 1:

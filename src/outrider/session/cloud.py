@@ -327,6 +327,20 @@ class CloudSession:
         self._job_epoch = self._epoch
         return job
 
+    @property
+    def laborious(self) -> bool:
+        """Judging may take long: each row is held to a grammar, which came from outside."""
+        return self.generation.params.grammar is not None
+
+    def judge(
+        self, rows: npt.NDArray[np.float32], own_draft: core_draft.Draft | None = None
+    ) -> Judgement | OpenRejection:
+        """Judge the forward in flight, for `complete` to go on with. While it is in flight nothing
+        else uses what this touches, so it may run on another thread. Raises RowError."""
+        if self._job is None:
+            raise ValueError("no forward is in flight")
+        return self._verifier.judge(own_draft or self._job_draft, rows, len(self._job.committed))
+
     def complete(
         self,
         rows: npt.NDArray[np.float32],
@@ -334,20 +348,23 @@ class CloudSession:
         now: float,
         *,
         own_draft: core_draft.Draft | None = None,
+        outcome: Judgement | OpenRejection | None = None,
     ) -> tuple[Message, ...]:
         """The forward is done: judge, commit, answer. float32 [drafts + 1, vocab].
 
         `own_draft`: what the cloud drafted itself for this forward (co-located speculation).
+        `outcome`: of `judge`, where it has judged already.
         """
         if self._job is None:
             raise ValueError("no forward is in flight")
+        if self.generation.finish is None and outcome is None:
+            outcome = self.judge(rows, own_draft)
         job, self._job = self._job, None
         self._ready_at = now
-        if self.generation.finish is not None:
+        if outcome is None or self.generation.finish is not None:
             return ()
         self._drafts_here = self._drafts_here or own_draft is not None
         draft = own_draft or self._job_draft
-        outcome = self._verifier.judge(draft, rows, len(job.committed))
         if isinstance(outcome, OpenRejection):
             self._open = CloudDialogue(
                 outcome,

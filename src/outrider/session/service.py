@@ -55,6 +55,7 @@ from outrider.session.generation import TextStream
 from outrider.session.opening import MAX_CLOUD_DRAFT, UID_BYTES, checked, opened
 from outrider.session.pressure import EVERY_S, PROBE, Pressure
 from outrider.session.quotas import NO_LIMITS, Bucket, TenantLimits
+from outrider.session.verifier import Judgement, OpenRejection
 from outrider.session.work import MAX_SESSIONS, Done, Outgoing, ServiceConfig, Work
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "UID_BYTES",
     "CloudService",
     "Done",
+    "Judging",
     "LoadMeans",
     "Outgoing",
     "ServiceConfig",
@@ -112,6 +114,31 @@ class _Peer:
     tenant: str
     keys: dict[int, int] = field(default_factory=dict)
     """Session number to key."""
+
+
+@dataclass(slots=True)
+class Judging:
+    """One session's rows, of which judging may take long: `run` on any thread, then hand it to
+    `CloudService.judged`."""
+
+    entry: _Entry
+    result: Done
+    started: float
+    ended: float
+    """Seconds, when its forward began and ended."""
+    outcome: Judgement | OpenRejection | RowError | None = None
+
+    @property
+    def tenant(self) -> str:
+        return self.entry.tenant
+
+    def run(self) -> None:
+        if self.entry.dead:
+            return
+        try:
+            self.outcome = self.entry.session.judge(self.result.rows, self.result.draft)
+        except RowError as error:
+            self.outcome = error
 
 
 @dataclass(slots=True)
@@ -182,6 +209,8 @@ class CloudService:
         """Sessions refused or ended with an error, by code."""
         self.released: list[int] = []
         """Keys whose cache slot the driver may free; it empties the list."""
+        self.judging: list[Judging] = []
+        """What is left to judge of batches finished `apart`; the driver empties the list."""
         self._text = text
         self._peers: dict[int, _Peer] = {}
         self._entries: dict[int, _Entry] = {}
@@ -498,8 +527,11 @@ class CloudService:
         here = entry.connection is not None and entry.connection not in self._blocked
         return here and entry.session.wants
 
-    def finished(self, results: Sequence[Done], *, started: float, now: float) -> list[Outgoing]:
-        """A batch is done. `started`, `now`: seconds, when its forward began and ended."""
+    def finished(
+        self, results: Sequence[Done], *, started: float, now: float, apart: bool = False
+    ) -> list[Outgoing]:
+        """A batch is done. `started`, `now`: seconds, when its forward began and ended. `apart`:
+        what may take long to judge is put into `judging`, and the others are answered."""
         rows, fed = sum(len(r.rows) for r in results), sum(r.fed for r in results)
         queues = [max(0.0, started - self._running[r.key].session.ready_at) for r in results]
         self.load.note(rows=rows, fed=fed, queues=queues, seconds=now - started)
@@ -513,8 +545,19 @@ class CloudService:
         out: list[Outgoing] = []
         for result in results:
             entry = self._running.pop(result.key)
-            out += self._finish_one(entry, result, started, now)
+            labour = Judging(entry=entry, result=result, started=started, ended=now)
+            if apart and entry.session.laborious and len(result.rows) and not entry.dead:
+                self.judging.append(labour)
+            else:
+                out += self._finish_one(labour, now)
         return [*out, *self._press(now)]
+
+    def judged(self, labour: Judging, now: float) -> list[Outgoing]:
+        """What was left to judge is judged, or not (`outcome` None) and never will be: then its
+        session ends with an error. `now`: seconds."""
+        if labour.outcome is None:
+            labour.outcome = RowError("the rows could not be judged")
+        return self._finish_one(labour, now)
 
     def _step_s(self, sessions: int, rows: int) -> float:
         """What a forward over so many rows takes as far as is known (seconds)."""
@@ -567,9 +610,8 @@ class CloudService:
                 worths[i] = float(number)
         return worths
 
-    def _finish_one(
-        self, entry: _Entry, result: Done, started: float, now: float
-    ) -> list[Outgoing]:
+    def _finish_one(self, labour: Judging, now: float) -> list[Outgoing]:
+        entry, result = labour.entry, labour.result
         session = entry.session
         if entry.dead:
             session.abandon()
@@ -581,14 +623,18 @@ class CloudService:
                 entry.fed_at = entry.ran_at = now
             return []
         entry.ran_at = now
+        if labour.outcome is None:
+            labour.run()
+        if isinstance(labour.outcome, RowError):  # its own affair: the others go on
+            session.abandon()
+            return self._fail(entry, labour.outcome)
         load = Load(
-            queue_us=int(max(0.0, started - session.ready_at) * 1e6),
-            step_us=int((now - started) * 1e6),
+            queue_us=int(max(0.0, labour.started - session.ready_at) * 1e6),
+            step_us=int((labour.ended - labour.started) * 1e6),
         )
-        try:
-            messages = session.complete(result.rows, load, now, own_draft=result.draft)
-        except RowError as error:  # its own affair: the others of the forward go on
-            return self._fail(entry, error)
+        messages = session.complete(
+            result.rows, load, now, own_draft=result.draft, outcome=labour.outcome
+        )
         target = entry.connection
         if session.finish is not None and target is not None:
             self._free(entry)
