@@ -16,12 +16,15 @@ from typing import Any
 import httpx
 import pytest
 
-from live import PATIENCE, TARGET, TOKENIZER, Watched, alone, run, until
+from live import PATIENCE, PROMPT, TARGET, TOKENIZER, Watched, alone, hear, run, until
 from outrider.core.tokens import SamplingParams
 from outrider.engines.tokenizer import ByteTokenizer
 from outrider.gateway import answers, exchange
 from outrider.gateway.admission import Room
 from outrider.gateway.errors import ApiError
+from outrider.runtime import edge
+from outrider.runtime.edge import EdgeRequest
+from outrider.session.schedules import Schedule
 from served import CHAT, HELLO, TEXT, Served, chat, served, text
 
 LONG = {"max_tokens": 4000, "ignore_eos": True}
@@ -207,6 +210,59 @@ def test_field_case_31_over_http(monkeypatch: pytest.MonkeyPatch):
                 for _ in range(4):
                     assert (await gateway.post(CHAT, good)).json()["choices"] == first
                 await until(lambda: idle(gateway))
+
+    run(work())
+
+
+def test_an_answer_waits_for_its_reader_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch):
+    """Behind a bound both engines rest; what is kept stays small; the text is the target's own."""
+    monkeypatch.setattr(edge, "PAUSE_UNREAD", 8)
+    monkeypatch.setattr(edge, "RESUME_UNREAD", 2)
+
+    async def work() -> None:
+        model = Counted()
+        params = SamplingParams(seed=5, max_tokens=100, ignore_eos=True)
+        async with served(model=model, cloud={"pace": 0.0005}) as gateway:
+            runtime = gateway.app.state.gateway.runtime
+            for schedule in (Schedule.FREERUN, Schedule.SYNC):
+                request = EdgeRequest(prompt_ids=PROMPT, params=params, schedule=schedule)
+                stream = await runtime.stream(request)
+                await until(lambda stream=stream: stream.behind_s > 0.0)
+                await asyncio.sleep(0.05)  # what was under way comes
+                await until_still(model)
+                assert stream.unread < 50
+                assert (await gateway.post(CHAT, chat())).status_code == 200
+                await until_still(model)
+                assert (await hear(stream)).tokens == alone(params).token_ids
+                assert stream.behind_s == 0.0
+            await until(lambda: idle(gateway))
+
+    run(work())
+
+
+def test_a_reader_that_drips_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch):
+    """The bound is in time: whoever takes a round now and then never catches up."""
+    monkeypatch.setattr(edge, "PAUSE_UNREAD", 2)
+    monkeypatch.setattr(edge, "RESUME_UNREAD", 0)
+    monkeypatch.setattr(answers, "MAX_PAUSE_S", 0.05)
+
+    async def work() -> None:
+        async with served() as gateway:
+            params = SamplingParams(seed=5, max_tokens=300, ignore_eos=True)
+            choice = answers.Choice(0, EdgeRequest(prompt_ids=PROMPT, params=params))
+            taken = 0
+
+            async def drip() -> None:
+                nonlocal taken
+                async for _ in choice.steps(gateway.app.state.gateway.runtime):
+                    taken += 1
+                    await asyncio.sleep(0.03)
+
+            with pytest.raises(ApiError) as caught:
+                await drip()
+            assert (caught.value.status, caught.value.code) == (408, "slow_reader")
+            assert 0 < taken < 100
+            await until(lambda: idle(gateway))
 
     run(work())
 

@@ -12,7 +12,7 @@ from outrider.core.tokens import Origin, Rule, SamplingParams
 from outrider.engines.toy import random_law, table_law
 from outrider.proto.connection import Role
 from outrider.proto.messages import Code
-from outrider.session.client import Ended, Failed, Progress
+from outrider.session.client import STALLED_AFTER, Ended, Failed, Progress
 from outrider.session.edge import WindowPolicy
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import Schedule
@@ -346,6 +346,50 @@ def test_drafting_resumes_after_a_pause():
     assert tuple(answer.ids) == oracle(answer.params, eos=frozenset())
     assert answer.counters.acceptance == 1.0  # type: ignore[attr-defined]
     assert answer.origins[-20:].count(Origin.DRAFT) >= 10
+
+
+@pytest.mark.parametrize(
+    ("schedule", "cut"),
+    [
+        *((schedule, False) for schedule in [*WIRED, Schedule.COLOCATED]),
+        (Schedule.SYNC, True),
+        (Schedule.FREERUN, True),
+    ],
+)
+def test_field_case_31_a_session_nobody_reads_rests_on_both_sides(schedule: Schedule, cut: bool):
+    """Longer than any patience: no forward, no draft, no cut; then it goes on, same text."""
+    w = world(0.3, eos=frozenset())
+    edge = w.edges[0]
+    params = SamplingParams(seed=1, max_tokens=60)
+    pilot = Whim(1) if schedule is Schedule.HYBRID else None
+    number = edge.ask(PROMPT, params, schedule=schedule, pilot=pilot)
+    seen: list[tuple[int, int]] = []
+
+    def pause() -> None:
+        edge.client.pause(number)
+        edge.act()
+
+    def look() -> None:
+        seen.append((w.service.forwards, len(edge.answers[number].ids)))
+
+    def resume() -> None:
+        edge.client.resume(number, w.now)
+        edge.act()
+
+    w.at(0.4, pause)
+    if cut:
+        w.at(10.0, w.cut_all)
+    for moment in (3.0, 3.0 + 2 * STALLED_AFTER):
+        w.at(moment, look)
+    w.at(4.0 + 2 * STALLED_AFTER, resume)
+    w.run()
+    answer = edge.answers[number]
+    assert tuple(answer.ids) == oracle(params, eos=frozenset())
+    (forwards, shown), (later, shown_later) = seen
+    assert 0 < shown < 60
+    assert (later, shown_later) == (forwards, shown)
+    assert edge.client.tally.reconnects == cut
+    settled(w)
 
 
 @pytest.mark.parametrize("schedule", [*WIRED, Schedule.COLOCATED])

@@ -13,9 +13,12 @@ from outrider.gateway.tracing import NoTracing, Tracing
 from outrider.runtime.edge import EdgeRequest, EdgeResult, EdgeRuntime, EdgeStream
 from outrider.session.generation import Step
 
+MAX_PAUSE_S: Final = 60.0
+"""Seconds for which an answer may wait for its client. One that is behind pauses on both sides
+(runtime.edge.PAUSE_UNREAD); one that takes longer than this to catch up is given up: it holds a
+place here and a cache in the cloud (field case 31)."""
 MAX_UNREAD: Final = 2048
-"""Rounds that a client may be behind. Another client is never held up by it, but memory is: past
-this the answer is given up (field case 31)."""
+"""Rounds that a client may be behind, whatever a cloud sends that was told to wait."""
 HELD_BACK: Final = 64
 """Rounds of several answers that wait to be written, before each answer waits by itself."""
 
@@ -47,7 +50,7 @@ class Choice:
                 async for step in steps:
                     trace.round(step)
                     yield self, step
-                    if self.stream.unread > MAX_UNREAD:
+                    if self.stream.behind_s > MAX_PAUSE_S or self.stream.unread > MAX_UNREAD:
                         raise ApiError(
                             408, "the client reads too slowly", code="slow_reader", kind="timeout"
                         )

@@ -88,6 +88,11 @@ MAX_DUE_MS: Final = 3_600_000
 """An hour: whoever can wait longer says nothing."""
 MAX_CONTROLLERS: Final = 32
 """Most controllers an edge keeps; the oldest goes first and begins anew when it is asked for."""
+PAUSE_UNREAD: Final = 64
+"""Steps that wait for their reader before an answer pauses on both sides (field case 31): seconds
+of text, and more than a round trip brings."""
+RESUME_UNREAD: Final = 16
+"""Steps that still wait when it goes on: so many that the reader need not wait for the cloud."""
 MIN_TIMER_S: Final = 0.001
 """The machine is not asked more often than this, whatever deadline it names."""
 _LONG_FRAME: Final = 126
@@ -294,6 +299,8 @@ class _Running:
     request: EdgeRequest
     steps: asyncio.Queue[Step | Ended | Failed | EngineError]
     drafts: DraftSession | None = None
+    paused_at: float | None = None
+    """Seconds: since when it waits for its reader; None: it does not."""
 
 
 class _Batch:
@@ -677,6 +684,7 @@ class EdgeRuntime:
                 if running is not None:
                     item = event.step if isinstance(event, Progress) else event
                     running.steps.put_nowait(item)
+                    self._pace(event.session, running)
             case LinkUp():
                 connection = self._client.connection
                 self.peer = connection.peer if connection else None
@@ -684,6 +692,20 @@ class EdgeRuntime:
                     self.learnt.estimators.target([(n, ms / 1e3) for n, ms in self.peer.row_ms])
             case LinkDown():
                 self.last_break = event.reason
+
+    def _pace(self, number: int, running: _Running) -> None:
+        """Pause an answer whose reader is behind; the pump that follows says so to the cloud."""
+        if running.paused_at is None and running.steps.qsize() > PAUSE_UNREAD:
+            running.paused_at = time.monotonic()
+            self._client.pause(number)
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _taken(self, number: int, running: _Running) -> None:
+        """A reader took a step: go on once it has nearly caught up."""
+        if running.paused_at is not None and running.steps.qsize() <= RESUME_UNREAD:
+            running.paused_at = None
+            self._client.resume(number, time.monotonic())
+            self._pump()
 
     def _spawn(self, work, name: str) -> None:  # type: ignore[no-untyped-def]
         task = asyncio.get_running_loop().create_task(work, name=f"outrider-{name}")
@@ -854,6 +876,7 @@ class EdgeStream:
         try:
             while True:
                 item = await self._running.steps.get()
+                self._runtime._taken(self._number, self._running)
                 if isinstance(item, Failed):
                     raise self._runtime.failure(item)
                 if isinstance(item, EngineError):
@@ -882,6 +905,12 @@ class EdgeStream:
     def unread(self) -> int:
         """Steps that wait to be taken."""
         return self._running.steps.qsize()
+
+    @property
+    def behind_s(self) -> float:
+        """Seconds for which the answer has been paused for its reader; 0: it is not."""
+        since = self._running.paused_at
+        return 0.0 if since is None else time.monotonic() - since
 
     @property
     def link(self) -> LinkUse:

@@ -22,7 +22,9 @@ to hang up. Rules:
 5. Frames for a session that has ended here are dropped and counted.
 6. A complete answer needs no link: DONE only confirms it. Without DONE the end is `confirmed`
    false, never an error.
-7. The draft engine's time is handed out here, a batch of jobs at a time (session.turns). The next
+7. A session whose reader does not keep up is paused (`pause`): it drafts nothing, and STEER has the
+   cloud wait for drafts. So what is kept for a reader has a bound, and others get the engines.
+8. The draft engine's time is handed out here, a batch of jobs at a time (session.turns). The next
    batch waits until the driver has told what became of every job of the last one; that of a
    session which has ended is dropped.
 """
@@ -226,6 +228,8 @@ class _Live:
     @property
     def step(self) -> StepPolicy:
         """The step policy wanted now."""
+        if self.session.paused:
+            return StepPolicy.WAIT
         return StepPolicy.STEP if self.session.alone else self.plan.step
 
     def move(self, event: str) -> None:
@@ -344,6 +348,20 @@ class EdgeClient:
         if live is not None and live.phase in (Phase.RESUMING, Phase.RUNNING):
             self._send(Cancel(session=number))
 
+    def pause(self, number: int) -> None:
+        """Nobody takes what a session says: neither side works for it until `resume`. What is under
+        way still comes. Unknown and ended numbers are ignored."""
+        live = self._live.get(number)
+        if live is not None:
+            live.session.pause()
+
+    def resume(self, number: int, now: float) -> None:
+        """Its tokens are taken again."""
+        live = self._live.get(number)
+        if live is not None and live.session.paused:
+            live.session.resume(now)
+            live.heard = now
+
     def session(self, number: int) -> EdgeSession | None:
         """The machine of a live session, to look at."""
         live = self._live.get(number)
@@ -431,7 +449,7 @@ class EdgeClient:
     @staticmethod
     def _stalls(live: _Live) -> float:
         """When (seconds) a session's silence is too long."""
-        joined = live.phase in (Phase.RESUMING, Phase.RUNNING)
+        joined = live.phase in (Phase.RESUMING, Phase.RUNNING) and not live.session.paused
         return live.heard + STALLED_AFTER if joined else math.inf
 
     @property

@@ -13,7 +13,8 @@ Rules:
    drafts, an empty DRAFT asks for one step of the target alone.
 5. With a controller (session.pilot) the window is what it says, capped by the policy; where it
    says "do not speculate", the session asks for STEP: the cloud then streams alone.
-6. A frame that was sent and not answered for `retry_after` seconds is sent again, as it was:
+6. While nobody takes its tokens a session is paused: it drafts nothing and asks for nothing.
+7. A frame that was sent and not answered for `retry_after` seconds is sent again, as it was:
    retransmission replays, it never redraws.
 """
 
@@ -147,6 +148,8 @@ class EdgeSession:
         self.alone = False
         """The controller found that speculation does not pay, or the cloud that it has no time for
         drafts: the cloud should stream alone."""
+        self.paused = False
+        """Nobody takes its tokens: it drafts and asks for nothing, until `resume`."""
         self._limit: int | None = None
         self._pilot = pilot or WatchingPilot()
         self._grown = 1.0
@@ -173,7 +176,8 @@ class EdgeSession:
     def room(self, now: float) -> int:
         """How many ids a drafting job of now would draft; 0: none wanted, or one is under way."""
         sequence = self.generation.sequence
-        if self._drafting is not None or self.generation.finish is not None or self._refused:
+        over = self.generation.finish is not None
+        if self._drafting is not None or over or self._refused or self.paused:
             return 0
         tail = sequence.tail
         outstanding = len(tail)
@@ -234,6 +238,16 @@ class EdgeSession:
         """The cloud wants at most `window` unjudged drafts from now on; None: no limit."""
         self._limit = window
 
+    def pause(self) -> None:
+        """Draft and ask for nothing from now on; what was sent is answered."""
+        self.paused = True
+
+    def resume(self, now: float) -> None:
+        """Go on. The pause is nobody's round: a controller does not hear of it."""
+        self.paused = False
+        self._touch(now)
+        self._pilot.resumed(now)
+
     def drafted(
         self, draft: core_draft.Draft, now: float, *, seconds: float = 0.0
     ) -> tuple[Message, ...]:
@@ -286,6 +300,7 @@ class EdgeSession:
         """Nothing is outstanding, nothing can be drafted, and the cloud waits for a frame."""
         if (
             self.alone
+            or self.paused
             or not self.policy.asks
             or outstanding
             or self._asked == self.generation.sequence.base

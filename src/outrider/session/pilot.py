@@ -97,6 +97,9 @@ class Pilot:
     def streamed(self, tokens: int, load: Load, now: float) -> None:
         """The cloud committed `tokens` on its own."""
 
+    def resumed(self, now: float) -> None:
+        """A pause is over, which nothing of the pair was the reason of."""
+
 
 class WatchingPilot(Pilot):
     """Decides nothing and times the way of blocks, for whoever watches."""
@@ -219,6 +222,9 @@ class ControlledPilot(WatchingPilot):
         if load.step_us:
             self._estimators.step(rows=1, seconds=load.step_us / 1e6)
         self._end_round(Judged(tokens=tokens, load=load), now)
+
+    def resumed(self, now: float) -> None:
+        self._asked, self._began = False, now
 
     def _time(self, judged: Judged, now: float) -> None:
         """Split the way of the frame that completed the block into network, queue and forward."""
