@@ -354,6 +354,30 @@ def test_a_relaxed_answer_reports_what_it_cost():
     run(work())
 
 
+@pytest.mark.parametrize(("asked", "k", "budget"), [({"tv_budget": 2.0}, 64, 2.0), ({}, 0, 0)])
+def test_a_ratio_answer_reports_its_ledger_and_how_rejections_ended(
+    asked: dict[str, float], k: int, budget: float
+):
+    async def work() -> None:
+        async with served(draft=drafter(1.0)) as gateway:
+            how = {"verify": "ratio", "schedule": "sync", "details": True}
+            body = text(max_tokens=40, outrider=how | asked)
+            events = await gateway.events(TEXT, body)
+            told = next(e["outrider"]["summary"] for e in events[:-1] if "summary" in e["outrider"])
+            whole = (await gateway.post(TEXT, body)).json()["outrider"]["choices"][0]["summary"]
+            for summary in (told, whole):
+                steps = summary["residual"]["steps"]
+                assert sum(steps.values()) > 0
+                if not k:
+                    assert "tv" not in summary
+                    continue
+                assert (summary["tv"]["k"], summary["tv"]["budget"]) == (k, budget)
+                assert 0.0 <= summary["tv"]["spent"] <= budget
+                assert set(steps) & {"top-k", "larger-k"}
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     ("objective", "schedule"), [("latency", "freerun"), ("balanced", "stream"), ("cost", "sync")]
 )

@@ -49,6 +49,8 @@ _OWN_OPTIONS: Final = frozenset(
         "sketch",
         "calibration",
         "rule",
+        "top_k_reply",
+        "tv_budget",
     }
 )
 """Parameters that a request gives inside its `outrider` object."""

@@ -47,6 +47,10 @@ class OutriderOptions(Strict):
     window: int | None = None
     growth: float | None = None
     verify: Rule | None = None
+    tv_budget: float | None = None
+    """With verify 'ratio': as --tv-budget; 0: exact."""
+    top_k_reply: int | None = None
+    """With verify 'ratio': as --top-k-reply."""
     rule: RelaxedRule | None = None
     """With verify 'relaxed': relaxed, fsd, e2sci or typical."""
     threshold: float | None = None

@@ -17,7 +17,6 @@ from outrider.engines.tokenizer import Tokenizer
 from outrider.gateway.answers import Choice
 from outrider.gateway.shapes import Head, Shape, TextShape, usage
 from outrider.gateway.wishes import Wishes
-from outrider.runtime.edge import EdgeResult
 from outrider.session.generation import Step
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -120,7 +119,7 @@ class Teller:
         chunk = self._shape.closing(choice.index, _reason(choice))
         if not self._wishes.details:
             return self._chunk([chunk])
-        facts = {k: v for k, v in account(choice.result).items() if k not in _SUMMARY_LEAVES_OUT}
+        facts = {k: v for k, v in account(choice).items() if k not in _SUMMARY_LEAVES_OUT}
         return self._chunk([chunk], outrider={"choice": choice.index, "summary": facts})
 
     def end(self) -> bytes:
@@ -242,13 +241,18 @@ class Teller:
         }
 
 
-def account(result: EdgeResult) -> dict[str, object]:
-    """Everything known of how an answer was made: the JSON of `outrider generate --cloud`."""
-    return result.as_dict()
+def account(choice: Choice) -> dict[str, object]:
+    """Everything known of how an answer was made: the JSON of `outrider generate --cloud`, and how
+    long the lists were that answered rejections."""
+    facts = choice.result.as_dict()
+    tv = facts.get("tv")
+    if isinstance(tv, dict):
+        facts["tv"] = tv | {"k": choice.request.reply.k}
+    return facts
 
 
 def _without_text(choice: Choice) -> dict[str, object]:
-    return {k: v for k, v in account(choice.result).items() if k not in ("text", "logprobs")}
+    return {k: v for k, v in account(choice).items() if k not in ("text", "logprobs")}
 
 
 def _reason(choice: Choice) -> str:

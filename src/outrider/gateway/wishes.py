@@ -16,6 +16,7 @@ from outrider.control.registry import parse as parse_controller
 from outrider.core.grammar import Grammar, GrammarKind
 from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation
 from outrider.core.relaxed import Policy, RelaxedRule
+from outrider.core.residual import DEFAULT_TOP_K, TopKReply
 from outrider.core.rng import choice_seed
 from outrider.core.tokens import MAX_TOKENS_LIMIT, ParameterError, Rule, SamplingParams
 from outrider.gateway import calls
@@ -298,6 +299,7 @@ def _manner(options: OutriderOptions, manner: Manner, params: SamplingParams) ->
         controller_options=chosen,
         rule=rule,
         relaxation=_relaxation(options, rule),
+        reply=_reply(options, rule, schedule),
     )
     given = {
         "draft_length": options.draft_length,
@@ -312,6 +314,19 @@ def _idle(asked: str | None) -> str:
     if asked is not None and asked.partition(":")[0] not in ("fixed", "never"):
         raise invalid("outrider.controller", "decides about drafts, and there are none here")
     return "fixed"
+
+
+def _reply(options: OutriderOptions, rule: Rule, schedule: Schedule) -> TopKReply:
+    """How rejections are answered. Raises ApiError, ParameterError."""
+    budget, k = options.tv_budget, options.top_k_reply
+    for name, value in (("tv_budget", budget), ("top_k_reply", k)):
+        if value is not None and rule is not Rule.RATIO:
+            raise invalid(f"outrider.{name}", "is for verify: 'ratio' only")
+        if value and schedule in (Schedule.CLOUD_ONLY, Schedule.COLOCATED):
+            raise invalid(f"outrider.{name}", "is about guesses of the edge, and none are made")
+    if k is None:
+        k = DEFAULT_TOP_K if budget else 0
+    return TopKReply(k=k, budget=budget or 0.0)
 
 
 def _relaxation(options: OutriderOptions, rule: Rule) -> Relaxation | None:
