@@ -14,7 +14,8 @@ from outrider.bench.load import CloudCount
 from outrider.core.tokens import SamplingParams
 from outrider.runtime.access import hash_token
 from outrider.runtime.edge import EdgeConfig
-from outrider.runtime.status import MAX_BYTES, fetch_status
+from outrider.runtime.routes import METRICS_PATH
+from outrider.runtime.status import MAX_BYTES, authorization, fetch_status, http_connection
 
 
 class Verifier(BaseHTTPRequestHandler):
@@ -88,3 +89,30 @@ def test_a_login_is_asked_for():
             assert found["forwards"] == 0
 
     run(work())
+
+
+def test_a_login_is_told_of_itself_alone_and_the_operator_of_all():
+    async def work() -> None:
+        names = ("one", "two", "operator")
+        async with server(tokens={hash_token(name): name for name in names}) as cloud:
+            for name in names[:2]:
+                async with edge(cloud.port, drafter(), token=name) as runtime:
+                    await hear(await runtime.stream(ask(SamplingParams(max_tokens=4))))
+            url = f"ws://127.0.0.1:{cloud.port}"
+            for name, seen in (("one", {"one"}), ("two", {"two"}), ("operator", {"one", "two"})):
+                found = await fetch_status(EdgeConfig(url=url, token=name))
+                assert found is not None
+                assert set(found["tenants"]) == seen
+                assert found["forwards"] > 0
+                config = EdgeConfig(url=url, token=name)
+                page = await asyncio.to_thread(_page, config)
+                told = {x for x in names if f'tenant="{x}"' in page}
+                assert told == seen
+
+    run(work())
+
+
+def _page(config: EdgeConfig) -> str:
+    connection = http_connection(config)
+    connection.request("GET", METRICS_PATH, headers=authorization(config))
+    return connection.getresponse().read().decode()

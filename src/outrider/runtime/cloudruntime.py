@@ -59,6 +59,8 @@ log = logging.getLogger("outrider.cloud")
 
 ANYBODY: Final = "default"
 """The tenant of every connection where there is no login."""
+OPERATOR: Final = "operator"
+"""The login that may see the others' counts; each other one sees its own."""
 DRAIN_CHECK_S: Final = 0.02
 HURRY_S: Final = 0.3
 """Of FINISH_S once there is no time left to drain: Ctrl-C ends within a second, whoever sleeps."""
@@ -158,12 +160,18 @@ class CloudRuntime:
                 note("token withdrawn", connection=peer.number, tenant=peer.tenant)
                 peer.dismiss(RemoteError(Code.UNAUTHORIZED, "this token is no longer valid"))
 
-    def status(self) -> dict[str, object]:
-        """Facts for an operator, as JSON values; no prompt, no id, no token."""
+    def status(self, who: str | None = None) -> dict[str, object]:
+        """Facts for an operator, as JSON values; no prompt, no id, no token. `who`: the login that
+        asks, which is told of no other one, unless it is OPERATOR; None: there are no logins."""
+        facts = self.service.status(time.monotonic())
+        tenants = facts["tenants"]
+        assert isinstance(tenants, dict), "counts by tenant"
+        if who not in (None, OPERATOR):
+            facts["tenants"] = {name: told for name, told in tenants.items() if name == who}
         return {
             "model": self.desk.model.info.name,
             "connections": len(self._peers),
-            **self.service.status(time.monotonic()),
+            **facts,
             "slots": self.desk.held,
             "parked_slots": self.desk.parked,
             "evictions": self.desk.evictions,
@@ -235,7 +243,8 @@ class CloudRuntime:
             unknown = "a valid bearer token is needed\n"
             return Reply(status=http.HTTPStatus.UNAUTHORIZED, body=unknown)
         if route.body is not None:
-            return Reply(status=route.status(self), body=route.body(self))
+            who = None if login is None else tokens[login]
+            return Reply(status=route.status(self), body=route.body(self, who))
         tenant = ANYBODY if login is None else tokens[login]
         mine = sum(peer.tenant == tenant for peer in self._peers.values())
         if len(self._peers) >= MAX_CONNECTIONS or mine >= self._connections_of(tenant):

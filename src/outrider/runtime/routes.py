@@ -37,7 +37,7 @@ class Told(Protocol):
     @property
     def draining(self) -> bool: ...
 
-    def status(self) -> dict[str, object]: ...
+    def status(self, who: str | None = None) -> dict[str, object]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,9 @@ class Route:
     login: bool
     """It asks for a bearer token whenever tokens are configured."""
     status: Callable[[Told], http.HTTPStatus] = lambda _: http.HTTPStatus.OK
-    body: Callable[[Told], str] | None = None
-    """Makes the whole answer to a GET; None: the path speaks the protocol."""
+    body: Callable[[Told, str | None], str] | None = None
+    """Makes the whole answer to a login's GET (None: there are no logins); None: the path speaks
+    the protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +66,13 @@ ROUTES: Final[Mapping[str, Route]] = MappingProxyType(
         HEALTH_PATH: Route(
             login=False,
             status=lambda cloud: STATUS_OF[cloud.draining],
-            body=lambda cloud: "draining\n" if cloud.draining else "ok\n",
+            body=lambda cloud, _who: "draining\n" if cloud.draining else "ok\n",
         ),
-        METRICS_PATH: Route(login=True, body=lambda cloud: exposition(cloud.status())),
-        PROBE_PATH: Route(login=True, body=lambda _: "." * PROBE_BYTES),
-        STATUS_PATH: Route(login=True, body=lambda cloud: json.dumps(cloud.status()) + "\n"),
+        METRICS_PATH: Route(login=True, body=lambda cloud, who: exposition(cloud.status(who))),
+        PROBE_PATH: Route(login=True, body=lambda _cloud, _who: "." * PROBE_BYTES),
+        STATUS_PATH: Route(
+            login=True, body=lambda cloud, who: json.dumps(cloud.status(who)) + "\n"
+        ),
     }
 )
 """Every path there is; any other is refused."""
