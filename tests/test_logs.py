@@ -15,6 +15,7 @@ from outrider.commands.logs import JsonLines, LogFormat, LogLevel, TextLines, st
 from outrider.gateway.app import GatewayConfig, make_app
 from outrider.gateway.server import GatewayServer
 from outrider.runtime.access import Logins, hash_token
+from outrider.runtime.exposition import exposition
 from outrider.runtime.rotation import LoginFile
 
 TOKEN = "tok-SECRET123"
@@ -41,6 +42,9 @@ def test_no_secret_and_no_prompt_at_any_level(everything: io.StringIO, tmp_path)
     keys = tmp_path / "keys"
     keys.write_text(f"alice:{KEY}\n")
 
+    answers: list[str] = []
+    pages: list[str] = []
+
     async def work() -> None:
         tokens = {hash_token(TOKEN): "alice"}
         async with server(tokens=tokens) as cloud, edge(cloud.port, drafter(), token=TOKEN) as one:
@@ -53,7 +57,9 @@ def test_no_secret_and_no_prompt_at_any_level(everything: io.StringIO, tmp_path)
                 body = {"model": "toy", "prompt": PROMPT, "max_tokens": 8, "logprobs": 2}
                 right = {"Authorization": f"Bearer {KEY}"}
                 path = "/v1/completions"
-                assert (await http.post(path, json=body, headers=right)).status_code == 200
+                made = await http.post(path, json=body, headers=right)
+                assert made.status_code == 200
+                answers.append(made.json()["choices"][0]["text"])
                 wrong = {"Authorization": f"Bearer {KEY}x"}
                 assert (await http.post(path, json=body, headers=wrong)).status_code == 401
                 bad = body | {"temperature": PROMPT}
@@ -61,6 +67,8 @@ def test_no_secret_and_no_prompt_at_any_level(everything: io.StringIO, tmp_path)
                 for peer in list(cloud._peers.values()):  # a reconnect
                     peer.socket.abort()
                 assert (await http.post(path, json=body, headers=right)).status_code == 200
+                pages.append((await http.get("/metrics", headers=right)).text)
+                pages.append(exposition(cloud.status()) + json.dumps(cloud.status()))
             app.state.gateway.lanes.close()
             keys.write_text(f"alice:{KEY} rate=SECRET123\n")
             LoginFile(keys, Logins(), cloud.admit).look()
@@ -73,8 +81,11 @@ def test_no_secret_and_no_prompt_at_any_level(everything: io.StringIO, tmp_path)
     for due in ("connected", "answer opened", "answer done", "request", "token withdrawn"):
         assert due in said, due
     assert any("the logins before it stay" in event for event in said)
-    for secret in ("SECRET123", "PLANTED", hash_token(TOKEN), hash_token(KEY)):
+    (said_by_model,) = answers
+    assert len(said_by_model) > 4
+    for secret in ("SECRET123", "PLANTED", hash_token(TOKEN), hash_token(KEY), said_by_model):
         assert secret not in text
+        assert all(secret not in page for page in pages)
 
 
 def record(exc: BaseException | None = None) -> logging.LogRecord:

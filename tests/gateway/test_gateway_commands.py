@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -56,12 +57,17 @@ def answer(url: str, **more: object) -> str:
 
 
 def test_serve_answers_and_so_does_an_edge_of_another_cloud_with_the_same_text(tmp_path: Path):
-    with started("serve", *TOYS, "--listen", "127.0.0.1:0") as (serve, url):
+    logging = ("--log-format", "json", "--log-level", "info")
+    with started("serve", *TOYS, "--listen", "127.0.0.1:0", *logging) as (serve, url):
         first = answer(url, model="toy:1")
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "toy:1"
         code, said = ended(serve, signal.SIGTERM)
         assert code == 0
         assert "the cloud serves toy:1" in said
+        # Both processes log as they were told, into one stream.
+        events = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        told = {(event["logger"], event["event"]) for event in events}
+        assert {("outrider.gateway", "request"), ("outrider.cloud", "answer done")} <= told
     keys = tmp_path / "keys"
     keys.write_text("me:sk-me\n")
     more = ("--model-name", "gpt-4o", "--api-key-file", str(keys), "--schedule", "sync")

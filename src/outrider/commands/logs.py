@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from enum import StrEnum
@@ -19,6 +20,9 @@ LOGGING: Final = "Log"
 ROOT: Final = "outrider"
 SOCKETS: Final = ("outrider.cloud.socket", "outrider.edge.socket")
 """Loggers of the WebSocket library (runtime.discreet)."""
+
+_BEGINS: Final = re.compile(r"\{|\d{4}-\d\d-\d\dT")
+"""How a log line begins, of either form."""
 
 
 class LogFormat(StrEnum):
@@ -116,6 +120,19 @@ class _Stderr(logging.StreamHandler[Any]):
         """Without what the library says of each socket: our own events say it better."""
         loud = self._sockets or record.levelno >= logging.WARNING or record.name not in SOCKETS
         return loud and bool(super().filter(record))
+
+
+class Relay:
+    """Passes on what a verifier of ours logs, from its first log line on: what it says before that
+    is for whoever starts it."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def __call__(self, line: str) -> None:
+        self._begun = self._begun or _BEGINS.match(line) is not None
+        if self._begun:
+            sys.stderr.write(f"{line}\n")
 
 
 def start(form: LogFormat, level: LogLevel) -> None:

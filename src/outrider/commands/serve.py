@@ -156,6 +156,7 @@ def serve(
     ).checked(target)
     arguments = ["--model", target, "--draft", name, "--dtype", dtype.value, "--device", device]
     arguments += ["--target-pace", str(target_pace)]
+    arguments += ["--log-format", log_format.value, "--log-level", log_level.value]
     arguments += [] if threads is None else ["--threads", str(threads)]
     asyncio.run(_serve(arguments, shaped, front, back))
 
@@ -164,7 +165,7 @@ async def _serve(arguments: list[str], link: Any, front: Checked, back: Back) ->
     from outrider.runtime.edge import EdgeConfig
     from outrider.runtime.process import CloudProcess, CloudProcessError
 
-    cloud = CloudProcess(arguments)
+    cloud = CloudProcess(arguments, heard=logs.Relay())
     try:
         with console.waiting(f"starting a verifier with {back.target}"):
             await cloud.start()

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 LISTENING: Final = "listening on "
@@ -54,8 +54,15 @@ def pin(pid: int, core: int) -> bool:
 class CloudProcess:
     """`async with CloudProcess([...]) as cloud: cloud.url`."""
 
-    def __init__(self, arguments: Sequence[str], *, core: int | None = None) -> None:
-        """`arguments` of `outrider cloud`; `--listen 127.0.0.1:0` is added when none is given."""
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        core: int | None = None,
+        heard: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        """`arguments` of `outrider cloud`; `--listen 127.0.0.1:0` is added when none is given.
+        `heard`: told each line of its stderr as it comes."""
         listen = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
         # Its input is held open and never written: when this process dies, however it does,
         # the child sees the end.
@@ -70,6 +77,7 @@ class CloudProcess:
             *arguments,
         ]
         self._core = core
+        self._heard = heard
         self._process: asyncio.subprocess.Process | None = None
         self._readers: list[asyncio.Task[None]] = []
         self._said: deque[str] = deque(maxlen=LINES_KEPT)
@@ -137,8 +145,9 @@ class CloudProcess:
 
     async def _remember(self, pipe: asyncio.StreamReader) -> None:
         async for line in pipe:
-            if text := line.decode(errors="replace").strip():
-                self._said.append(text)
+            if text := line.decode(errors="replace").rstrip():
+                self._said.append(text.strip())
+                self._heard(text)
 
     def kill(self) -> None:
         """SIGKILL: what a crash looks like."""
