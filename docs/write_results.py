@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.bench.experiment import Experiment, System
-from outrider.bench.figures import Row, rows
+from outrider.bench.figures import FEWEST, Row, rows
 from outrider.bench.journal import Run, read
 from outrider.bench.papertable import markdown
 from outrider.cli import run
@@ -40,7 +40,7 @@ and any pair of ours larger than the built-in one.
 """
 
 
-def section(path: Path, runs: Path, *, live: bool, quick: bool) -> str:
+def section(path: Path, runs: Path, *, live: bool, quick: bool, note: str) -> str:
     """Of docs/results.md."""
     experiment = load(header_of(path, (), quick=False, run_code=False))
     out = runs / f"{path.stem}.jsonl"
@@ -58,7 +58,7 @@ def section(path: Path, runs: Path, *, live: bool, quick: bool) -> str:
         found = rows(made.cells, base=experiment.base)
         if simulated:
             return markdown(experiment, found, shown)
-        return markdown(experiment, found, shown, note=conditions(made, found))
+        return markdown(experiment, found, shown, note=conditions(made, found, note))
     assert experiment.paper is not None
     return (
         f"## {experiment.paper.table}\n\n{experiment.paper.source}. Scenario: `{shown}`.\n\n"
@@ -81,15 +81,16 @@ def calibrated(experiment: Experiment, runs: Path) -> list[str]:
     return ["--set", f"live.calibration={folder}"]
 
 
-def conditions(made: Run, found: Sequence[Row]) -> str:
+def conditions(made: Run, found: Sequence[Row], note: str) -> str:
     """Of a live run, in words: the figures are worth no more than these."""
+    few = ", too few for intervals" if min(row.answers for row in found) < FEWEST else ""
     machine = made.header.machine
     answers = sorted({row.answers for row in found})
     count = f"{answers[0]} to {answers[-1]}" if len(answers) > 1 else f"{answers[0]}"
     return (
         f"Live: the built-in pair on {machine.get('cores', '?')} cores, "
         f"{count} answers in each cell"
-        f"{', --quick' if made.header.quick else ''}."
+        f"{few}{', --quick' if made.header.quick else ''}{', ' + note if note else ''}."
     )
 
 
@@ -99,12 +100,13 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--live", action="store_true")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--note", default="", help="how busy the machine was, for the page")
     args = parser.parse_args()
     args.runs.mkdir(exist_ok=True)
     only = [name for name in args.only.split(",") if name]
     paths = [p for p in sorted(SCENARIOS.glob("*.toml")) if not only or p.stem in only]
     page = HEAD + "\n".join(
-        section(path, args.runs, live=args.live, quick=args.quick) for path in paths
+        section(path, args.runs, live=args.live, quick=args.quick, note=args.note) for path in paths
     )
     if only:
         print(page)
