@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
 import pytest
 
 from live import ask, hear, run
@@ -20,6 +21,8 @@ from outrider.engines.drafters import Drafter, ModelDrafter
 from outrider.engines.grammar import GrammarReader
 from outrider.engines.lockstep import Ask, propose_together
 from outrider.engines.replay import Recorded, ReplayDrafter
+from outrider.gateway.app import GatewayConfig, make_app
+from outrider.gateway.server import GatewayServer
 from outrider.runtime.cloud import CloudConfig, CloudServer
 from outrider.runtime.edge import EdgeConfig, EdgeRuntime
 from outrider.runtime.local import GenerationRequest, GenerationResult, LocalGenerator
@@ -27,6 +30,7 @@ from outrider.session.generation import Counters
 from outrider.session.schedules import Schedule
 from outrider.session.service import ServiceConfig
 from recordings import shape
+from served import events
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(400)]  # loading on a busy machine
 SHARED = (Schedule.MULTIPLEX, Schedule.HYBRID)
@@ -198,3 +202,36 @@ def test_four_answers_on_one_edge(built_in: tuple[Any, ModelDrafter]):
         assert sum(answer.result.generation.counters.accepted for answer in heard) > 1
 
     run(work(), patience=300.0)
+
+
+# ------------------------------------------------------------------------------- over HTTP
+
+
+@pytest.mark.slow
+def test_a_chat_over_http_is_what_the_target_says_alone(built_in: tuple[Any, ModelDrafter]):
+    """A streamed chat, and the same whole: the text of the target alone for the seed."""
+    target, small = built_in
+    question = [{"role": "user", "content": "Name a colour."}]
+    own = alone(target, target.tokenizer.chat(question), SamplingParams(seed=7, max_tokens=8))
+
+    async def work() -> None:
+        cloud = CloudServer(SlotDesk(target.model), target.tokenizer, CloudConfig(port=0))
+        async with cloud:
+            config = EdgeConfig(url=f"ws://127.0.0.1:{cloud.port}")
+            async with EdgeRuntime(config, target.tokenizer, small) as edge:
+                app = make_app(edge, GatewayConfig(models=("builtin:smollm2",)))
+                async with (
+                    GatewayServer(app, "127.0.0.1", 0) as server,
+                    httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http,
+                ):
+                    body = {"model": "builtin:smollm2", "messages": question, "seed": 7}
+                    body |= {"max_tokens": 8}
+                    path = "/v1/chat/completions"
+                    raw = await http.post(path, json=body | {"stream": True}, timeout=100.0)
+                    deltas = [e["choices"][0]["delta"] for e in events(raw.content)[:-1]]
+                    assert "".join(d.get("content") or "" for d in deltas) == own.text
+                    whole = (await http.post(path, json=body, timeout=100.0)).json()
+                    assert whole["choices"][0]["message"]["content"] == own.text
+                app.state.gateway.lanes.close()
+
+    run(work(), patience=200.0)
