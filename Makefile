@@ -10,7 +10,7 @@ TESTS ?= tests
 JOBS ?= auto
 ARGS ?=
 # Scripts of `make bench`: those that need no data.
-BENCH ?= core_cost wire_cost loopback gateway step_cost engines draft_batch network sessions links hostile controllers e2sci regret planner sketches residual
+BENCH ?= core_cost wire_cost loopback gateway step_cost engines draft_batch network sessions links replicas hostile controllers e2sci regret planner sketches residual
 
 VENV := .venv
 CLIENTS := .clients

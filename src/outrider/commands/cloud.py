@@ -9,15 +9,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from outrider.commands import console, logs, specs
 from outrider.commands.configfile import ConfigOption
-from outrider.commands.errors import CommandError
+from outrider.commands.errors import USAGE_ERROR, CommandError, describe
 from outrider.commands.options import (
     DEFAULT_TARGET,
     Deterministic,
@@ -30,13 +30,16 @@ from outrider.runtime.process import LISTENING
 from outrider.session.batching import DEFAULT_STRETCH
 
 if TYPE_CHECKING:
+    from outrider.runtime.access import Logins
     from outrider.runtime.cloud import CloudServer
+    from outrider.runtime.cloudruntime import CloudConfig
     from outrider.runtime.rotation import LoginFile
+    from outrider.runtime.serving import Settings
 
 DEFAULT_SLOTS: Final = 64
 MAX_SLOTS: Final = 4096
-TENANT_PART: Final = 4
-"""Where logins are told apart, one may have this part of sessions and connections."""
+MAX_REPLICAS: Final = 64
+"""On one machine; each holds the whole model."""
 
 
 def address(listen: str) -> tuple[str, int]:
@@ -161,6 +164,17 @@ def cloud(
             "connected to for 3 seconds is not waited for.",
         ),
     ] = 30.0,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MAX_REPLICAS,
+            help="Run N verifiers on this machine behind the one address, on Ray Serve (pip "
+            "install 'outrider[ray]'). SIGHUP replaces them one by one, with the --config file "
+            "read again. See docs/scale.md.",
+        ),
+    ] = None,
     until_eof: Annotated[
         bool,
         typer.Option(
@@ -187,16 +201,8 @@ def cloud(
     outrider generate "Why is the sky blue?" --cloud ws://127.0.0.1:8765
     ```
     """
-    from outrider.control.costs import RowCosts
-    from outrider.engines.desk import SlotDesk
-    from outrider.engines.load import load_drafter, load_target
-    from outrider.engines.measure import row_costs
-    from outrider.runtime.access import ConfigurationError, Logins, read_logins
-    from outrider.runtime.cloud import CloudServer
-    from outrider.runtime.cloudruntime import CloudConfig
-    from outrider.runtime.listening import MAX_CONNECTIONS, tls_context
-    from outrider.runtime.rotation import LoginFile
-    from outrider.session.service import MAX_SESSIONS, ServiceConfig
+    from outrider.runtime.access import ConfigurationError
+    from outrider.runtime.listening import tls_context
 
     logs.start(log_format, log_level)
     host, port = address(listen)
@@ -204,55 +210,76 @@ def cloud(
         raise CommandError("--drain is a number of seconds")
     specs.refuse_bare("--model", model)
     specs.refuse_bare("--draft", draft)
+    settings = settings_of(locals())
     try:
-        logins = read_logins(token_file) if token_file else Logins()
-        config = CloudConfig(
+        logins = settings.logins()
+        config = settings.config(
+            logins,
             host=host,
             port=port,
-            tokens=logins.tokens,
-            limits=logins.limits,
             certificate=tls_cert,
             private_key=tls_key,
             insecure=insecure,
-            pace=target_pace / 1e3,
-            tenant_connections=MAX_CONNECTIONS // TENANT_PART if token_file else MAX_CONNECTIONS,
         )
         tls_context(config.certificate, config.private_key)  # before the model takes its time
     except ConfigurationError as error:
         raise CommandError(str(error)) from None
-    with console.waiting(f"loading {model}"):
-        loaded = load_target(
-            model,
-            dtype=dtype.value,
-            device=device,
-            deterministic=deterministic,
-            threads=threads,
-            max_slots=slots,
-        )
-        drafter = load_drafter(
-            draft, loaded, device=device, threads=threads, max_slots=max(slots, 1)
-        )
-        costs = row_costs(loaded.model, added=config.pace)
-    desk = SlotDesk(loaded.model, drafter)
-    info = loaded.model.info
-    limits = ServiceConfig(
-        vocab_size=info.vocab_size,
-        context_length=info.context_length,
-        eos=info.eos_token_ids,
-        deterministic=info.deterministic,
-        rules=info.rules,
-        known_ids=info.known_ids,
-        max_batch_rows=batch_rows,
-        max_sessions_per_tenant=tenant_sessions
-        or MAX_SESSIONS // (TENANT_PART if token_file else 1),
-        max_under_way=slots,
-        stretch=tenant_stretch,
-        max_token_s=max_token_ms / 1e3 or math.inf,
+    if replicas is not None:
+        from outrider.commands.replicas import serve_replicas
+
+        serve_replicas(settings, config, replicas, until_eof=until_eof)
+        return
+    _one(settings, config, logins, until_eof=until_eof)
+
+
+def settings_of(options: Mapping[str, Any]) -> Settings:
+    """What a verifier is made of, of this command's options by their names. Raises CommandError."""
+    from outrider.runtime.serving import Settings
+
+    file = options["token_file"]
+    return Settings(
+        model=options["model"],
+        draft=options["draft"],
+        dtype=Dtype(options["dtype"]).value,
+        device=options["device"],
+        deterministic=options["deterministic"],
+        threads=options["threads"],
+        slots=options["slots"],
+        batch_rows=options["batch_rows"],
+        tenant_sessions=options["tenant_sessions"],
+        tenant_stretch=options["tenant_stretch"],
+        max_token_s=options["max_token_ms"] / 1e3 or math.inf,
+        pace=options["target_pace"] / 1e3,
+        token_file=None if file is None else Path(file),
+        drain=options["drain"],
     )
-    server = CloudServer(desk, loaded.tokenizer, config, service=limits)
-    server.service.costs = RowCosts(costs)
-    watched = LoginFile(token_file, logins, server.admit) if token_file else None
-    asyncio.run(_serve(server, drain, costs, watched, until_eof=until_eof))
+
+
+def parsed(words: Sequence[str]) -> dict[str, Any]:
+    """Options of this command as a command line gives them, files of settings included. Raises
+    CommandError."""
+    app = typer.Typer(add_completion=False)
+    app.command()(cloud)
+    try:
+        return dict(typer.main.get_command(app).make_context("cloud", list(words)).params)
+    except USAGE_ERROR as error:
+        shown = describe(error)
+        raise CommandError(shown[0] if shown else str(error)) from None
+
+
+def _one(settings: Settings, config: CloudConfig, logins: Logins, *, until_eof: bool) -> None:
+    """A verifier in this process."""
+    from outrider.control.costs import RowCosts
+    from outrider.runtime.cloud import CloudServer
+    from outrider.runtime.rotation import LoginFile
+
+    with console.waiting(f"loading {settings.model}"):
+        parts = settings.load()
+    server = CloudServer(parts.desk, parts.tokenizer, config, service=parts.service)
+    server.service.costs = RowCosts(parts.costs)
+    file = settings.token_file
+    watched = LoginFile(file, logins, server.admit) if file else None
+    asyncio.run(_serve(server, settings.drain, parts.costs, watched, until_eof=until_eof))
 
 
 async def _serve(
@@ -286,10 +313,7 @@ async def _serve(
     if until_eof:
         watch_input(hurry)
     watching = watch_logins(watched)
-    scheme = "wss" if config.certificate else "ws"
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    sys.stdout.write(f"{LISTENING}{scheme}://{host}:{server.port}\n")
-    sys.stdout.flush()
+    say_listening(config, server.port)
     console.messages().print(
         f"{desk.model.info.name} ({desk.model.info.dtype}, {desk.model.info.device})"
         + (f", each forward {config.pace * 1e3:.0f} ms slower on purpose" if config.pace else "")
@@ -307,6 +331,14 @@ async def _serve(
     impatient.cancel()
     await draining
     watching.cancel()
+
+
+def say_listening(config: CloudConfig, port: int) -> None:
+    """The line by which others find out that it is up."""
+    scheme = "wss" if config.certificate else "ws"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    sys.stdout.write(f"{LISTENING}{scheme}://{host}:{port}\n")
+    sys.stdout.flush()
 
 
 def watch_logins(file: LoginFile | None) -> asyncio.Task[None]:

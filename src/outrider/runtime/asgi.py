@@ -47,11 +47,11 @@ class CloudApp:
         drain: float = 0.0,
         beside: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`drain`: seconds that answers which still run get when the host shuts it down. `beside`:
-        runs for as long as it is up, such as a watch on a token file."""
+        """`drain`: seconds that answers which still run get when the host shuts it down."""
         self.cloud = cloud
+        self.beside = beside
+        """Runs for as long as it is up, such as a watch on a token file."""
         self._drain = drain
-        self._beside = beside
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
@@ -69,8 +69,8 @@ class CloudApp:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
-                if self._beside is not None:
-                    beside = asyncio.ensure_future(self._beside())
+                if self.beside is not None:
+                    beside = asyncio.ensure_future(self.beside())
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
                 if beside is not None:

@@ -1,0 +1,119 @@
+"""`outrider cloud --replicas N`: the life of several verifiers on Ray Serve, by signals.
+
+SIGTERM   drain all of them, then end
+Ctrl-C    end at once; edges resume on the next verifier at the same address
+SIGHUP    replace them one by one, with the --config file read again
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import queue
+import signal
+import sys
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from outrider.commands import console
+from outrider.commands.cloud import parsed, say_listening, settings_of
+from outrider.commands.errors import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outrider.runtime.cloudruntime import CloudConfig
+    from outrider.runtime.replicas import Replicas
+    from outrider.runtime.serving import Settings
+
+
+def serve_replicas(settings: Settings, config: CloudConfig, count: int, *, until_eof: bool) -> None:
+    """Run until a signal ends it. Raises CommandError."""
+    if importlib.util.find_spec("ray") is None:
+        raise CommandError("--replicas needs Ray Serve: pip install 'outrider[ray]'")
+    if config.port == 0:
+        raise CommandError("--replicas needs a port in --listen: Ray takes none by itself")
+    from outrider.engines.load import load_vocabulary
+    from outrider.runtime.replicas import Listening, Replicas, ReplicasError
+
+    load_vocabulary(settings.model)  # a wrong name is told before Ray takes its time
+    settings = _shared(settings, count)
+    where = Listening(
+        host=config.host,
+        port=config.port,
+        certificate=config.certificate,
+        private_key=config.private_key,
+    )
+    replicas = Replicas(settings, count, where)
+    try:
+        with console.waiting(f"starting Ray and {count} x {settings.model}"):
+            replicas.start()
+        heard = _signals(until_eof=until_eof)
+        say_listening(config, config.port)
+        _obey(replicas, count, heard)
+    except ReplicasError as error:
+        raise CommandError(str(error)) from None
+    except KeyboardInterrupt:
+        pass  # at once: what was under way is the edges' to resume
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        replicas.stop()
+
+
+def _shared(settings: Settings, count: int) -> Settings:
+    """Unless somebody said otherwise, the replicas share the cores."""
+    if settings.threads is not None:
+        return settings
+    return replace(settings, threads=max(1, (os.cpu_count() or 1) // count))
+
+
+def _signals(*, until_eof: bool) -> queue.SimpleQueue[str]:
+    """What is asked for from outside, one after the other. Ctrl-C interrupts instead."""
+    heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+    signal.signal(signal.SIGTERM, lambda *_: heard.put("drain"))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, lambda *_: heard.put("update"))
+    if until_eof:
+
+        def read() -> None:
+            while os.read(0, 4096):
+                pass
+            heard.put("end")
+
+        threading.Thread(target=read, name="until-eof", daemon=True).start()
+    return heard
+
+
+def _obey(replicas: Replicas, count: int, heard: queue.SimpleQueue[str]) -> None:
+    while True:
+        try:
+            wish = heard.get(timeout=0.2)  # a wait without end would not see Ctrl-C everywhere
+        except queue.Empty:
+            continue
+        if wish == "end":
+            return
+        if wish == "drain":
+            replicas.drain()
+            return
+        _update(replicas, count, sys.argv[1:])
+
+
+def _update(replicas: Replicas, count: int, words: Sequence[str]) -> None:
+    """Settings that cannot be used change nothing; what runs stays."""
+    from outrider.engines.base import EngineError
+    from outrider.runtime.access import ConfigurationError
+    from outrider.runtime.replicas import ReplicasError
+
+    say = console.messages().print
+    try:
+        settings = settings_of(parsed(words[words.index("cloud") + 1 :]))
+        settings.logins()
+        say("replacing the replicas one by one", style="dim")
+        replicas.update(_shared(settings, count))
+    except (CommandError, ConfigurationError, EngineError, OSError, ReplicasError) as error:
+        say(f"not replaced, what ran goes on: {error}", markup=False)
+    else:
+        say("replaced", style="dim")

@@ -1,0 +1,181 @@
+"""Verifiers on Ray Serve: one that dies, all of them replaced, and what is left behind (nothing)."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import behind
+from live import TOKENIZER, edge, hear, run, same, until
+from outrider.cli import run as outrider
+from outrider.core.tokens import SamplingParams
+from outrider.engines.load import load_drafter, load_target
+from outrider.runtime import replicas
+from outrider.runtime.edge import EdgeRequest
+from outrider.runtime.local import GenerationRequest, GenerationResult, LocalGenerator
+from outrider.runtime.process import CloudProcess
+from outrider.runtime.replicas import Listening, Replicas, ReplicasError
+from outrider.runtime.serving import Settings
+from outrider.session.schedules import Schedule
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="no Ray: pip install 'outrider[ray]'"
+)
+
+
+# -- without Ray ------------------------------------------------------------------------------
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "ray" else find(name, *rest),
+    )
+    assert outrider(["cloud", "--model", "toy:1", "--replicas", "2"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --replicas needs Ray Serve: pip install 'outrider[ray]'\n"
+    )
+
+
+class Stub(Replicas):
+    """Room is a question of figures alone."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    @property
+    def running(self):
+        return [{"pid": 1, "state": "RUNNING"}]
+
+
+@pytest.mark.parametrize(
+    ("count", "one", "free", "fits"),
+    [(3, 10, 22, True), (3, 10, 21, False), (1, 10, 0.5, True), (2, 0, 1, True), (9, 10, 0, True)],
+)
+def test_replicas_that_do_not_fit(count: int, one: float, free: float, fits: bool, monkeypatch):
+    gib = 2**30
+    monkeypatch.setattr(replicas, "_resident", lambda _: int(one * gib))
+    monkeypatch.setattr(replicas, "_available", lambda: int(free * gib))
+    if fits:
+        Stub(count)._require_room()
+        return
+    with pytest.raises(
+        ReplicasError, match=r"3 replicas do not fit: one takes 10.0 GiB.*--replicas 2"
+    ):
+        Stub(count)._require_room()
+
+
+def test_what_linux_says_of_memory():
+    assert 2**20 < replicas._resident(os.getpid()) < replicas._available() * 1000
+    assert replicas._kilobytes(Path("/nowhere"), "VmRSS") == 0
+
+
+# -- with it ----------------------------------------------------------------------------------
+
+
+def alone(params: SamplingParams) -> GenerationResult:
+    target = load_target("toy:1")
+    request = GenerationRequest(prompt_ids=(1, 2, 3), params=params, draft_length=0)
+    return LocalGenerator(target.model, TOKENIZER).generate(request)
+
+
+@asynccontextmanager
+async def farm(*more: str):
+    """The command with two replicas; nothing may be left of it."""
+    listen = f"127.0.0.1:{behind.free_port()}"
+    words = [
+        "--model",
+        "toy:1",
+        "--target-pace",
+        "20",
+        "--replicas",
+        "2",
+        "--listen",
+        listen,
+        *more,
+    ]
+    cloud = CloudProcess(words)
+    await cloud.start()
+    try:
+        yield cloud
+    finally:
+        cloud.signal(signal.SIGINT)
+        await cloud.wait()
+    await until(lambda: not workers())
+
+
+def workers() -> list[int]:
+    """Processes of the replicas."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if words.startswith(b"ray::ServeReplica:outrider"):
+            found.append(int(folder.name))
+    return found
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_dies_and_all_are_replaced_without_a_lost_token():
+    params = SamplingParams(seed=5, max_tokens=150, temperature=1.0, ignore_eos=True)
+    guess = load_drafter("toy:1:0.4", load_target("toy:1"))
+
+    async def work() -> None:
+        async with farm("--drain", "2") as cloud:
+            port = int(cloud.url.rpartition(":")[2])
+            async with edge(port, guess, give_up=100.0) as runtime:
+                for act in ("kill", "update"):
+                    request = EdgeRequest(
+                        prompt_ids=(1, 2, 3), params=params, schedule=Schedule.CLOUD_ONLY
+                    )
+                    stream = await runtime.stream(request)
+                    answer = asyncio.ensure_future(hear(stream))
+                    await until(lambda s=stream: s._generation.sequence.output_length >= 20)
+                    before = set(workers())
+                    assert len(before) == 2
+                    if act == "kill":
+                        for pid in before:
+                            os.kill(pid, signal.SIGKILL)
+                    else:
+                        cloud.signal(signal.SIGHUP)
+                    same(await answer, alone(params))
+                    if act == "kill":
+                        assert runtime._client.tally.reopened >= 1
+                        await until(lambda: len(workers()) == 2)
+                    else:
+                        await until(lambda: "replaced" in cloud.said)
+                        assert not before & set(workers())
+                        same(await hear(await runtime.stream(request)), alone(params))
+
+    run(work(), patience=500.0)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_model_that_does_not_load_is_told_in_a_line():
+    where = Listening(host="127.0.0.1", port=behind.free_port())
+    made = Replicas(Settings(model="builtin:nothing"), 1, where)
+    try:
+        with pytest.raises(ReplicasError, match="no replica came up: .*builtin:nothing"):
+            made.start()
+    finally:
+        made.stop()
+    assert not workers()
+
+
+if sys.platform != "linux":
+    pytest.skip("the tests look at /proc", allow_module_level=True)
