@@ -1,4 +1,4 @@
-"""Verifiers on Ray Serve: one that dies, all of them replaced, and what is left behind (nothing)."""
+"""Verifiers on Ray Serve: one dies, all are replaced, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_model_that_does_not_load_is_told_in_a_line():
     where = Listening(host="127.0.0.1", port=behind.free_port())
     made = Replicas(Settings(model="builtin:nothing"), 1, where)
     try:
-        with pytest.raises(ReplicasError, match="no replica came up: .*builtin:nothing"):
+        with pytest.raises(ReplicasError, match=r"no replica came up: .*builtin:nothing"):
             made.start()
     finally:
         made.stop()
