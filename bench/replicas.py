@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -108,15 +107,26 @@ class Farm:
 
 
 def replicas(driver: int) -> list[int]:
-    """Processes of Ray's replicas below `driver`'s session."""
+    """Processes of the Ray that `driver` started; there may be others on the machine."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            name = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if re.match(r"ray::ServeReplica:outrider", name):
+            name = (folder / "cmdline").read_bytes()
+            if name.startswith(b"ray::ServeReplica:outrider"):
                 found.append(int(folder.name))
+    found = [pid for pid in found if driver in ancestors(pid)]
     if not found:
         raise SystemExit(f"error: no replica of process {driver} is to be seen")
+    return found
+
+
+def ancestors(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        while pid > 1:
+            facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            pid = int(facts[1])
+            found.append(pid)
     return found
 
 

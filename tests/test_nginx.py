@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 
 import behind
-from live import TOKENIZER, edge, hear, run, same, until
+from live import TOKENIZER, alone, ask, edge, hear, run, same, server, until
 from outrider.core.tokens import SamplingParams
 from outrider.engines.load import load_drafter, load_target
-from outrider.runtime.edge import EdgeRequest, EdgeRuntime
+from outrider.runtime.access import hash_token
+from outrider.runtime.edge import CloudError, EdgeRequest, EdgeRuntime
 from outrider.runtime.local import GenerationRequest, LocalGenerator
 from outrider.runtime.process import CloudProcess
 from outrider.runtime.routes import AFFINITY_HEADER
 from outrider.runtime.status import fetch_status
+from outrider.session.quotas import TenantLimits
 
 pytestmark = pytest.mark.skipif(not behind.installed(), reason="no nginx: apt install nginx-light")
 PARAMS = SamplingParams(seed=5, max_tokens=120, temperature=1.0, ignore_eos=True)
@@ -45,6 +47,27 @@ async def farm(folder: Path) -> AsyncIterator[tuple[EdgeRuntime, list[CloudProce
     finally:
         for cloud in clouds:
             await cloud.stop()
+
+
+def test_a_login_that_is_refused_takes_no_verifier_from_others(tmp_path: Path):
+    """One login has all its connections everywhere and asks for more: 503 from each verifier. It
+    is no failure of theirs, and the next edge of another login finds them."""
+    logins = {hash_token("full"): "alice", hash_token("other"): "bob"}
+    params = SamplingParams(seed=5, max_tokens=8, ignore_eos=True)
+
+    async def work() -> None:
+        made = {"tokens": logins, "limits": {"alice": TenantLimits(connections=0)}}
+        async with server(**made) as first, server(**made) as second:
+            with behind.nginx(tmp_path, [first.port, second.port]) as port:
+                config = {"url": f"wss://127.0.0.1:{port}", "ca_file": str(tmp_path / "cloud.pem")}
+                async with edge(0, token="full", give_up=0.3, **config) as refused:
+                    with pytest.raises(CloudError, match="HTTP 50"):
+                        await hear(await refused.stream(ask(params)))
+                async with edge(0, token="other", **config) as served:
+                    same(await hear(await served.stream(ask(params))), alone(params))
+                    assert served._client.tally.dials == 1
+
+    run(work())
 
 
 async def busy(clouds: list[CloudProcess]) -> CloudProcess:
