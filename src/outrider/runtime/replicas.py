@@ -23,7 +23,6 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -162,8 +161,11 @@ def _deployment(settings: Settings, count: int, version: str) -> Any:
     from ray.serve.config import RequestRouterConfig
     from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
-    verifier = serve.ingress(partial(_replica, settings))()
-    return serve.deployment(
+    def build() -> CloudApp:  # Ray takes a function and nothing else that can be called
+        return _replica(settings)
+
+    verifier = serve.ingress(build)()
+    made = serve.deployment(
         verifier,
         name=NAME,
         num_replicas=count,
@@ -174,8 +176,11 @@ def _deployment(settings: Settings, count: int, version: str) -> Any:
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         request_router_config=RequestRouterConfig(request_router_class=ConsistentHashRouter),
         ray_actor_options={"num_cpus": 0},  # threads are --threads' to say
-        version=version,
-    ).bind()
+    )
+    # Ray gives each deployment a version of its own, and what has another is replaced: more
+    # replicas alone would start the first one anew. Its public interface has no way to say so.
+    made._version = version
+    return made.bind()
 
 
 def _replica(settings: Settings) -> CloudApp:
