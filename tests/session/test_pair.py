@@ -455,7 +455,15 @@ def pace(schedule: Schedule, share: float, limit: int = 70, **options: object) -
     [(0.0, 0.05, 0.2), pytest.param((0.0, 0.01, 0.02, 0.1, 0.15), marks=pytest.mark.slow)],
     ids=["some", "more"],
 )
-@pytest.mark.parametrize(("step", "slope"), [(0.03, 0.02), (0.06, 0.0)])
+@pytest.mark.parametrize(
+    ("step", "slope"),
+    [
+        (0.03, 0.02),
+        (0.06, 0.0),
+        pytest.param(0.03, 0.0, marks=pytest.mark.slow),
+        pytest.param(0.06, 0.02, marks=pytest.mark.slow),
+    ],
+)
 def test_freerun_is_never_slower_than_cloud_only(
     rtts: tuple[float, ...], step: float, slope: float
 ):

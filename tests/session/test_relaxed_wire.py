@@ -117,7 +117,7 @@ def test_relaxed_tokens_are_marked_and_paid_for(schedule: Schedule, budget: floa
 
 def test_a_wide_open_fsd_takes_the_drafts_law():
     """T = ln 2 and no budget: every draft stands, so judged positions follow q. Error rate: 1 in
-    1000 for right code, next to nothing for code that gives p its way (noncentrality above 300)."""
+    1000 for right code, next to nothing for code that gives p its way (noncentrality 433)."""
     p = {0: (0.7, 0.1, 0.1, 0.1), 1: (0.1, 0.7, 0.1, 0.1), 2: (0.25,) * 4, 3: (0.1, 0.2, 0.3, 0.4)}
     q = {0: (0.1, 0.2, 0.3, 0.4), 1: (0.4, 0.3, 0.2, 0.1), 2: (0.7, 0.1, 0.1, 0.1), 3: (0.25,) * 4}
     w = World(table_law(p, 4), table_law(q, 4), vocab_size=4, slots=4)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from outrider.commands.cloud import parsed, settings_of
 from outrider.commands.errors import CommandError
@@ -27,13 +27,20 @@ def app_from_env() -> CloudApp:
     OSError."""
     from outrider.runtime.serving import application
 
+    text = os.environ.get(VARIABLE, "")
+    return application(settings_of(hosted(text, where=VARIABLE, host="the ASGI server")))
+
+
+def hosted(text: str, *, where: str, host: str) -> dict[str, Any]:
+    """Options of `outrider cloud`, less those that its host decides about. `where`, `host`: for
+    messages. Raises CommandError."""
     try:
-        words = shlex.split(os.environ.get(VARIABLE, ""))
+        words = shlex.split(text)
     except ValueError as error:
-        raise CommandError(f"{VARIABLE}: {error}") from None
+        raise CommandError(f"{where}: {error}") from None
     options, plain = parsed(words), parsed([])
     for name in HOSTS:
         if options[name] != plain[name]:
             shown = name.replace("_", "-")
-            raise CommandError(f"{VARIABLE}: --{shown} is the ASGI server's: give it there")
-    return application(settings_of(options))
+            raise CommandError(f"{where}: --{shown} is {host}'s: give it there")
+    return options

@@ -136,7 +136,9 @@ class Replicas:
     def _deploy(self, settings: Settings, count: int) -> None:
         version = str(self._update)
         try:
-            self._serve.run(_deployment(settings, count, version), name=NAME, route_prefix="/")
+            self._serve.run(
+                deployment(settings, count, version=version), name=NAME, route_prefix="/"
+            )
         except RuntimeError as error:
             raise ReplicasError(f"no replica came up: {_last_line(str(error))}") from None
 
@@ -156,7 +158,9 @@ class Replicas:
             )
 
 
-def _deployment(settings: Settings, count: int, version: str) -> Any:
+def deployment(settings: Settings, count: int, *, version: str | None = None) -> Any:
+    """The application that Ray Serve runs. `version`: what has another one is replaced; None: Ray
+    decides. RAY_SERVE_SESSION_ID_HEADER_KEY must name AFFINITY_HEADER where the proxy runs."""
     from ray import serve
     from ray.serve.config import RequestRouterConfig
     from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
@@ -179,7 +183,8 @@ def _deployment(settings: Settings, count: int, version: str) -> Any:
     )
     # Ray gives each deployment a version of its own, and what has another is replaced: more
     # replicas alone would start the first one anew. Its public interface has no way to say so.
-    made._version = version
+    if version is not None:
+        made._version = version
     return made.bind()
 
 
