@@ -14,7 +14,7 @@ import pytest
 
 import tiny
 from outrider.core.tokens import SamplingParams
-from outrider.engines import builtin, load
+from outrider.engines import builtin, load, loaded
 from outrider.engines.base import (
     EngineError,
     IncompatibleModelsError,
@@ -192,7 +192,7 @@ def test_only_a_checkpoint_is_looked_for_on_the_hub(spec: str, no_hub: None) -> 
 
 @pytest.mark.parametrize("name", ["toy:1", "gguf:some.gguf", "./some.gguf", "vllm#toy:1"])
 def test_a_draft_that_borrows_weights_says_who_lends_none(name: str, no_hub: None) -> None:
-    target = load._absent(name, load_target("toy").tokenizer, width=257, context=64)
+    target = loaded.absent(name, load_target("toy").tokenizer, width=257, context=64)
     with pytest.raises(UnsupportedModelError, match=r"'small' borrows weights .*--draft lookup"):
         load_drafter("small", target)
 

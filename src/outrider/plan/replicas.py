@@ -15,7 +15,7 @@ come back independently). Questions come by chance, so a verifier is planned for
 deviation more answers than its share (the square root staffing rule of Halfin and Whitt, 1981).
 
 Only for ways to decode whose rounds are of one size: schedules that run ahead guess less under
-load, which `outrider simulate --scale` knows. tests/plan/test_replicas.py compares with it.
+load, which `outrider simulate --scale` knows. tests/plan/test_fleet.py compares with it.
 """
 
 from __future__ import annotations
