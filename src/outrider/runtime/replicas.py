@@ -206,25 +206,27 @@ def _replica(settings: Settings) -> CloudApp:
 async def _drain_when_stopped(app: CloudApp, drain: float) -> None:
     from ray import serve
 
-    me = serve.get_replica_context().replica_id.unique_id
-    while not await asyncio.to_thread(_is_stopping, me):
+    context = serve.get_replica_context()
+    me = context.replica_id.unique_id
+    while not await asyncio.to_thread(_is_stopping, me, context.app_name):
         await asyncio.sleep(LOOK_S)
     await app.cloud.stop(drain=drain)
 
 
-def _is_stopping(replica: str) -> bool:
+def _is_stopping(replica: str, app: str) -> bool:
     try:
-        return any(r["replica_id"] == replica and r["state"] == "STOPPING" for r in _replicas())
+        found = _replicas(app)
+        return any(r["replica_id"] == replica and r["state"] == "STOPPING" for r in found)
     except Exception as error:  # noqa: BLE001 - Ray's own, while its controller is away
         log.info("Ray does not say whether this replica is stopped: %s", type(error).__name__)
         return False
 
 
-def _replicas() -> list[Mapping[str, Any]]:
+def _replicas(app: str = NAME) -> list[Mapping[str, Any]]:
     from ray.serve.context import _get_global_client
 
     found = _get_global_client().get_serve_details()
-    deployments = found.get("applications", {}).get(NAME, {}).get("deployments", {})
+    deployments = found.get("applications", {}).get(app, {}).get("deployments", {})
     return list(deployments.get(NAME, {}).get("replicas", ()))
 
 
