@@ -173,7 +173,7 @@ class Measured:
     def __init__(self, target: Loaded, draft: str) -> None:
         self.target = target
         self.draft = draft
-        self.answers = 0
+        self.answers: list[tuple[EdgeRequest, tuple[int, ...]]] = []
 
     def edge(self, made: Farm) -> EdgeRuntime:
         drafter = load_drafter(self.draft, self.target, max_slots=8)
@@ -187,15 +187,19 @@ class Measured:
             tokens += step.tokens
             at.append(time.monotonic())
         told = stream.result.generation
-        alone = LocalGenerator(self.target.model, self.target.tokenizer)
-        wanted = await asyncio.to_thread(
-            alone.generate,
-            GenerationRequest(prompt_ids=asked.prompt_ids, params=asked.params, draft_length=0),
-        )
-        if tuple(tokens) != wanted.token_ids:
-            raise SystemExit(f"error: seed {asked.params.seed}: the ids are not the target's own")
-        self.answers += 1
+        self.answers.append((asked, tuple(tokens)))
         return told.timing.total_s / max(1, told.counters.rounds)
+
+    def check(self) -> None:
+        """After what is timed: every answer so far against the target alone."""
+        alone = LocalGenerator(self.target.model, self.target.tokenizer)
+        for asked, tokens in self.answers:
+            wanted = alone.generate(
+                GenerationRequest(prompt_ids=asked.prompt_ids, params=asked.params, draft_length=0)
+            )
+            if tokens != wanted.token_ids:
+                raise SystemExit(f"error: seed {asked.params.seed}: not the target's own ids")
+        alone.close()
 
 
 async def trip(measured: Measured, made: Farm) -> float:
@@ -231,7 +235,7 @@ async def rolling(measured: Measured, made: Farm, edges: int) -> tuple[float, fl
     """Longest wait for a token before and while everything is replaced; answers meanwhile."""
     waits: list[tuple[float, float]] = []
     over = asyncio.Event()
-    began = measured.answers
+    began = len(measured.answers)
 
     async def load(number: int) -> None:
         async with measured.edge(made) as runtime:
@@ -252,7 +256,7 @@ async def rolling(measured: Measured, made: Farm, edges: int) -> tuple[float, fl
         finally:
             over.set()
     usual = max(wait for at, wait in waits if at < start)
-    return usual, max(wait for at, wait in waits if at >= start), measured.answers - began
+    return usual, max(wait for at, wait in waits if at >= start), len(measured.answers) - began
 
 
 async def main(arguments: argparse.Namespace) -> None:
@@ -273,7 +277,8 @@ async def main(arguments: argparse.Namespace) -> None:
                 found["longest_wait_s"] = round(usual, 3)
                 found["rolling_wait_s"] = round(longest, 3)
                 found["rolling_answers"] = answers
-        found["answers"] = measured.answers
+        measured.check()
+        found["answers"] = len(measured.answers)
         found["load"] = round(os.getloadavg()[0], 1)
         print(json.dumps(found), flush=True)
 
