@@ -192,7 +192,7 @@ PHASES: Final[dict[Phase, dict[str, Phase]]] = {
     Phase.RUNNING: {"OPENED": Phase.RUNNING, "refused": Phase.STALE, "cut": Phase.LOST},
 }
 """What moves a session at the edge from phase to phase; anything else leaves it where it is.
-refused: ERROR `unknown-session` or `digest`, or `busy` and `draining` once text was shown."""
+refused: ERROR `unknown-session` or `digest`, `draining`, or `busy` once text was shown."""
 
 
 @dataclass(slots=True)
@@ -784,8 +784,9 @@ class EdgeClient:
             return
         live.faults += 1
         lost = error.code in (Code.UNKNOWN, Code.DIGEST)
-        # Shown text is worth some patience; a new request may as well be told at once.
-        busy = live.accepted and error.code in (Code.BUSY, Code.DRAINING)
+        # Shown text is worth some patience; a new request may as well be told at once, but where a
+        # verifier drains: GOAWAY and OPEN have crossed, and another verifier is a handshake away.
+        busy = error.code is Code.DRAINING or (live.accepted and error.code is Code.BUSY)
         if not (lost or busy) or live.faults > MAX_FAULTS:
             self._fail(number, error.code, error.message)
             return
