@@ -29,7 +29,7 @@ from outrider.core.relaxation import Relaxation
 from outrider.core.residual import TopKReply
 from outrider.core.tokens import Origin, Rule, SamplingParams
 from outrider.engines.base import LanguageModel
-from outrider.engines.desk import DeskJob, SlotDesk
+from outrider.engines.desk import SlotDesk
 from outrider.engines.drafters import DraftSession, ModelDrafter
 from outrider.engines.lockstep import Ask, propose_together
 from outrider.engines.toy import MAX_SLOTS, Law, ToyModel
@@ -37,12 +37,13 @@ from outrider.proto.codec import MAX_FRAME_BYTES
 from outrider.proto.connection import Connection, Role
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import PROTOCOL_VERSION, Hello, Limits
+from outrider.runtime.cloudruntime import desk_job
 from outrider.session.client import EdgeClient, Ended, Event, Failed, Progress
 from outrider.session.edge import DraftJob, EdgeSession
 from outrider.session.generation import Generation
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import Plan, Schedule, plan
-from outrider.session.service import CloudService, Done, Outgoing, ServiceConfig, Work
+from outrider.session.service import CloudService, Done, Outgoing, ServiceConfig
 from outrider.session.verifier import Verifier
 
 
@@ -728,7 +729,7 @@ class World:
             return
         self._engine_busy = True
         self.forwards += 1
-        results = self.desk.run([_desk_job(w) for w in work])
+        results = self.desk.run([desk_job(w) for w in work])
         self.target_tokens += sum(len(r.rows) for r in results)
         names = Done.__dataclass_fields__
         done = [Done(**{n: getattr(r, n) for n in names}) for r in reversed(results)]
@@ -743,21 +744,6 @@ class World:
             self._run_engine()
 
         self.at(self.now + self.step_time(sum(len(r.rows) for r in results)), finish)
-
-
-def _desk_job(item: Work) -> DeskJob:
-    return DeskJob(
-        key=item.key,
-        committed=item.job.committed,
-        drafts=item.job.drafts,
-        own_draft=item.cloud_draft,
-        room=item.room,
-        tenant=item.tenant,
-        prompt_length=item.prompt_length,
-        params=item.params,
-        rule=item.rule,
-        constraint=item.constraint,
-    )
 
 
 def grid(**axes: Sequence[object]) -> Iterator[dict[str, object]]:

@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from outrider.core.grammar import GrammarKind
 from outrider.core.tokens import GrammarError
-from outrider.engines.base import EngineError
+from outrider.engines.base import EngineError, ModelInfo
 from outrider.engines.desk import DeskJob, DeskResult, SlotDesk
 from outrider.engines.grammar import GrammarReader, available
 from outrider.engines.tokenizer import Tokenizer
@@ -113,21 +113,12 @@ class CloudRuntime:
         *,
         service: ServiceConfig | None = None,
     ) -> None:
-        info = desk.model.info
         self.config = config or CloudConfig()
         self.desk = desk
         self._grammars = GrammarReader(tokenizer) if available() else None
         self._readers = Readers()
         self.service = CloudService(
-            service
-            or ServiceConfig(
-                vocab_size=info.vocab_size,
-                context_length=info.context_length,
-                eos=info.eos_token_ids,
-                deterministic=info.deterministic,
-                rules=info.rules,
-                known_ids=info.known_ids,
-            ),
+            service or service_config(desk.model.info),
             tokenizer.text_stream,
             grammars=self._grammars,
         )
@@ -430,7 +421,7 @@ class CloudRuntime:
 
     def _forward(self, work: list[Work]) -> None:
         self._forwarding = work
-        jobs = [_desk_job(item) for item in work]
+        jobs = [desk_job(item) for item in work]
         self._engine.submit(lambda: self.desk.run(jobs), self._forwarded)
 
     def _forwarded(self, outcome: Timed[list[DeskResult]] | BaseException) -> None:
@@ -494,7 +485,21 @@ def _released(outcome: Timed[None] | BaseException) -> None:
         log.error("a slot could not be freed", exc_info=outcome)
 
 
-def _desk_job(item: Work) -> DeskJob:
+def service_config(info: ModelInfo, **limits: Any) -> ServiceConfig:
+    """What a session is told of the model, and `limits` of ServiceConfig."""
+    return ServiceConfig(
+        vocab_size=info.vocab_size,
+        context_length=info.context_length,
+        eos=info.eos_token_ids,
+        deterministic=info.deterministic,
+        rules=info.rules,
+        known_ids=info.known_ids,
+        **limits,
+    )
+
+
+def desk_job(item: Work) -> DeskJob:
+    """What the engine is to do for a piece of work."""
     return DeskJob(
         key=item.key,
         committed=item.job.committed,

@@ -19,7 +19,7 @@ from outrider.engines.measure import row_costs
 from outrider.engines.tokenizer import Tokenizer
 from outrider.runtime.access import Logins, read_logins
 from outrider.runtime.asgi import CloudApp
-from outrider.runtime.cloudruntime import CloudConfig, CloudRuntime
+from outrider.runtime.cloudruntime import CloudConfig, CloudRuntime, service_config
 from outrider.runtime.listening import MAX_CONNECTIONS
 from outrider.runtime.rotation import LoginFile
 from outrider.session.batching import DEFAULT_STRETCH
@@ -89,14 +89,8 @@ class Settings:
         drafter = load_drafter(
             self.draft, loaded, device=self.device, threads=self.threads, max_slots=self.slots
         )
-        info = loaded.model.info
-        limits = ServiceConfig(
-            vocab_size=info.vocab_size,
-            context_length=info.context_length,
-            eos=info.eos_token_ids,
-            deterministic=info.deterministic,
-            rules=info.rules,
-            known_ids=info.known_ids,
+        limits = service_config(
+            loaded.model.info,
             max_batch_rows=self.batch_rows,
             max_sessions_per_tenant=self.tenant_sessions
             or MAX_SESSIONS // (TENANT_PART if self.token_file else 1),
