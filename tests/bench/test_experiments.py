@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from outrider.bench.experiment import BASELINES, parse
-from outrider.bench.journal import JournalError, read
+from outrider.bench.journal import Cell, Journal, JournalError, read
 from outrider.bench.runner import Simulator, run
 from outrider.cli import run as command
 from outrider.commands import bench as bench_command
@@ -117,25 +117,53 @@ def test_an_interrupted_run_goes_on(
 ):
     (tmp_path / "s.toml").write_text(SMALL)
     out = tmp_path / "run.jsonl"
-    from outrider.bench import journal
+    append, written = Journal.append, []
 
-    append, written = journal.append, []
-
-    def interrupted(path: Path, cell: journal.Cell) -> None:
-        append(path, cell)
+    def interrupted(book: Journal, cell: Cell) -> None:
+        append(book, cell)
         written.append(cell)
         if len(written) == 7:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(journal, "append", interrupted)
+    monkeypatch.setattr(Journal, "append", interrupted)
     assert command(["bench", str(tmp_path / "s.toml"), "-o", str(out)]) == 130
     assert f"7 cells are in {out}" in capsys.readouterr().err.replace("\n", "")
-    monkeypatch.setattr(journal, "append", append)
+    monkeypatch.setattr(Journal, "append", append)
     with out.open("a") as file:
         file.write('{"cell": {"key": {"poi')  # killed while it wrote
     assert len(read(out).cells) == 7
     assert command(["bench", "--resume", str(out), "--json"]) == 0
     assert list(read(out).cells) == measured(), "each once, and the same as without a break"
+
+
+@pytest.mark.parametrize("harm", ["deleted", "emptied"])
+@pytest.mark.parametrize("last", [3, 24])
+def test_a_file_that_is_lost_under_a_run_is_written_anew(
+    harm: str,
+    last: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """It came back without its first line, and could neither be resumed nor reported."""
+    (tmp_path / "s.toml").write_text(SMALL)
+    out = tmp_path / "run.jsonl"
+    append, written = Journal.append, []
+
+    def harmed(book: Journal, cell: Cell) -> None:
+        append(book, cell)
+        written.append(cell)
+        if len(written) == 3:
+            out.unlink() if harm == "deleted" else out.write_text("")
+        if len(written) == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "append", harmed)
+    assert command(["bench", str(tmp_path / "s.toml"), "-o", str(out)]) == 130
+    assert f"{last} cells are in {out}" in capsys.readouterr().err.replace("\n", "")
+    monkeypatch.setattr(Journal, "append", append)
+    assert command(["bench", "--resume", str(out), "--json"]) == 0
+    assert list(read(out).cells) == measured()
 
 
 def test_ctrl_c_is_heard_between_cells(tmp_path: Path):

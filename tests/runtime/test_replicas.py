@@ -166,6 +166,7 @@ def test_one_dies_and_all_are_replaced_without_a_lost_token():
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")  # Ray's own, of what its dependencies will drop
 def test_a_model_that_does_not_load_is_told_in_a_line():
     where = Listening(host="127.0.0.1", port=behind.free_port())
     made = Replicas(Settings(model="builtin:nothing"), 1, where)

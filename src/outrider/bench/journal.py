@@ -1,11 +1,13 @@
 """A run on disk: JSON lines, the first says what is run, each further one is a finished cell.
 
 A cell is (point, data, item, arm, seed): the smallest piece that is measured at once. Lines are
-only appended, so what ends a run early takes at most the line that was being written.
+only appended, so what ends a run early takes at most the line that was being written. A file that
+is deleted or emptied while it is written is made anew, with all that was in it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -152,18 +154,60 @@ class Run:
     cells: tuple[Cell, ...]
 
 
-def begin(path: Path, header: Header) -> None:
-    """Make the file. Raises JournalError where there is one."""
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(json.dumps({"run": asdict(header)}) + "\n")
-    except FileExistsError:
-        raise JournalError(TAKEN.format(path)) from None
+class Journal:
+    """A run's file while the run goes on."""
+
+    def __init__(self, path: Path, run: Run) -> None:
+        """`run`: what is in the file."""
+        self.path = path
+        self.header = run.header
+        self._cells = list(run.cells)
+
+    @classmethod
+    def begin(cls, path: Path, header: Header) -> Journal:
+        """Make the file. Raises JournalError where there is one."""
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(_header_line(header))
+        except FileExistsError:
+            raise JournalError(TAKEN.format(path)) from None
+        return cls(path, Run(header, ()))
+
+    @classmethod
+    def resume(cls, path: Path) -> Journal:
+        """Go on with a file, without a last line that was cut. Raises JournalError."""
+        found = read(path)
+        mend(path)
+        return cls(path, found)
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """All that are finished."""
+        return tuple(self._cells)
+
+    def append(self, cell: Cell) -> None:
+        self._cells.append(cell)
+        if not self.keep():
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(_cell_line(cell))
+
+    def keep(self) -> bool:
+        """Write the file anew if it is gone; False: it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            if self.path.stat().st_size:
+                return False
+        self.path.write_text(
+            "".join((_header_line(self.header), *map(_cell_line, self._cells))), encoding="utf-8"
+        )
+        return True
 
 
-def append(path: Path, cell: Cell) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"cell": cell.as_dict()}) + "\n")
+def _header_line(header: Header) -> str:
+    return json.dumps({"run": asdict(header)}) + "\n"
+
+
+def _cell_line(cell: Cell) -> str:
+    return json.dumps({"cell": cell.as_dict()}) + "\n"
 
 
 def read(path: Path) -> Run:

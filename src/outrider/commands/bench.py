@@ -21,7 +21,7 @@ from outrider.commands.traces import bars
 
 if TYPE_CHECKING:
     from outrider.bench.experiment import Experiment
-    from outrider.bench.journal import Header
+    from outrider.bench.journal import Header, Journal
 
 DEFAULT_OUTPUT: Final = Path("outrider-bench.jsonl")
 QUICK: Final = "quick.toml"
@@ -110,16 +110,14 @@ def bench(
                 'file, [bench] system = "validate" does the same)'
             )
         built_in = VALIDATE if validate else QUICK if quick else None
-        path, header = _opened(
-            scenario or built_in, output, resume, settings or [], quick, run_code
-        )
+        book = _opened(scenario or built_in, output, resume, settings or [], quick, run_code)
     except journal.JournalError as error:
         raise CommandError(str(error)) from None
-    experiment = load(header)
-    _warn(header)
+    experiment = load(book.header)
+    _warn(book.header)
     complete = False
     try:
-        asyncio.run(_run(experiment, header, path))
+        asyncio.run(_run(experiment, book))
         complete = True
     except KeyboardInterrupt:
         pass
@@ -127,22 +125,21 @@ def bench(
         raise CommandError(f"the verifier did not start: {error}") from None
     finally:
         if not complete:
-            _left_off(path)
+            _left_off(book)
     if not complete:
         raise typer.Exit(INTERRUPTED)
-    show(experiment, header, journal.read(path).cells, as_json=as_json)
+    show(experiment, book.header, book.cells, as_json=as_json)
 
 
-def _left_off(path: Path) -> None:
+def _left_off(book: Journal) -> None:
     """Say how to go on; a run without a cell leaves no file behind."""
-    from outrider.bench import journal
-
-    count = len(journal.read(path).cells)
+    count, path = len(book.cells), book.path
     if count:
+        book.keep()
         kept = f"{count} cells are in {path}; go on: outrider bench --resume {path}"
         console.messages().print(kept, markup=False)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def _opened(
@@ -152,17 +149,15 @@ def _opened(
     settings: list[str],
     quick: bool,
     run_code: bool,
-) -> tuple[Path, Header]:
-    """The run's file, and what it is of. `scenario`: a file, or the name of one of ours."""
+) -> Journal:
+    """The run's file. `scenario`: a file, or the name of one of ours."""
     from outrider.bench import journal
 
     if resume is not None:
         if isinstance(scenario, Path) or settings or quick or run_code:
             raise CommandError("--resume goes on with what the run is of: give nothing beside it")
-        header = journal.read(resume).header
-        load(header)
-        journal.mend(resume)
-        return resume, header
+        load(journal.read(resume).header)
+        return journal.Journal.resume(resume)
     if scenario is None:
         raise CommandError(
             "say what to compare: a scenario (docs/bench.md), --quick, or --validate"
@@ -171,8 +166,7 @@ def _opened(
         raise journal.JournalError(journal.TAKEN.format(output))
     header = header_of(scenario, tuple(settings), quick=quick, run_code=run_code)
     header = replace(header, pins=_pins(load(header)))
-    journal.begin(output, header)
-    return output, header
+    return journal.Journal.begin(output, header)
 
 
 def _pins(experiment: Experiment) -> dict[str, str]:
@@ -242,23 +236,22 @@ def _warn(header: Header) -> None:
         console.messages().print(f"warning: code that is run here can {', '.join(can)}")
 
 
-async def _run(experiment: Experiment, header: Header, path: Path) -> None:
-    from outrider.bench import journal
+async def _run(experiment: Experiment, book: Journal) -> None:
     from outrider.bench.questions import QuestionError
     from outrider.bench.runner import backend, run, total
 
-    where: Any = backend(experiment, run_code=header.run_code, pins=header.pins)
+    where: Any = backend(experiment, run_code=book.header.run_code, pins=book.header.pins)
     try:
         whole = total(experiment, where)
     except QuestionError as error:
         raise CommandError(str(error)) from None
-    done = {cell.key for cell in journal.read(path).cells}
+    done = {cell.key for cell in book.cells}
     count, began = len(done), time.monotonic()
     with bars() as tell:
         tell("cells", count, whole)
         async with aclosing(run(experiment, where, done)) as cells:  # type: ignore[type-var]
             async for cell in cells:
-                journal.append(path, cell)
+                book.append(cell)
                 count += 1
                 tell("cells", count, whole)
                 if count == len(done) + 1:
