@@ -25,7 +25,10 @@ from outrider.control.registry import parse
 from outrider.core.link import parse_link
 from outrider.core.tokens import SamplingParams
 from outrider.engines.load import load_drafter, load_vocabulary
-from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeRuntime, Learnt
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.learnt import Learnt
 from outrider.runtime.process import CloudProcess, pin
 from outrider.session.schedules import Schedule
 

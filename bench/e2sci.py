@@ -26,7 +26,10 @@ from outrider.core.relaxation import Relaxation
 from outrider.core.relaxed import Policy, RelaxedRule
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.engines.load import load_drafter, load_vocabulary
-from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeResult, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.edgestream import EdgeResult
 from outrider.runtime.process import CloudProcess, pin
 from outrider.session.schedules import Schedule
 

@@ -29,7 +29,9 @@ from outrider.gateway.app import GatewayConfig, make_app
 from outrider.gateway.server import GatewayServer
 from outrider.gateway.wishes import Manner
 from outrider.runtime.cloud import CloudConfig, CloudServer
-from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
 from outrider.session.schedules import Schedule
 
 WARM_UP = 5

@@ -30,7 +30,10 @@ from outrider.core.draft import Draft
 from outrider.core.link import parse_link
 from outrider.core.tokens import SamplingParams
 from outrider.engines.load import load_vocabulary
-from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRequest, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.edgestream import CloudError
 from outrider.runtime.process import CloudProcess, pin
 from outrider.runtime.status import fetch_status
 from outrider.session.schedules import MAX_WINDOW, Schedule

@@ -22,7 +22,9 @@ from outrider.bench.live import answer_over
 from outrider.core.link import parse_link
 from outrider.core.tokens import SamplingParams
 from outrider.engines.load import load_drafter, load_target
-from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.local import GenerationRequest, LocalGenerator
 from outrider.runtime.process import CloudProcess
 from outrider.session.schedules import Schedule

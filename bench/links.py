@@ -31,7 +31,9 @@ from outrider.core.tokens import Rule, SamplingParams
 from outrider.engines.load import load_drafter, load_vocabulary
 from outrider.proto.codec import decode
 from outrider.proto.messages import Draft
-from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.process import CloudProcess, pin
 from outrider.runtime.socket import FrameSocket
 from outrider.session.schedules import Schedule

@@ -31,7 +31,9 @@ from outrider.engines.drafters import ModelDrafter
 from outrider.engines.tokenizer import TableTokenizer
 from outrider.engines.toy import Law, ToyModel
 from outrider.runtime.cloud import CloudConfig, CloudServer
-from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
 from outrider.session.schedules import Schedule
 
 VOCAB = 64
@@ -95,7 +97,7 @@ async def measure(rounds: int, draft_length: int, profile: cProfile.Profile | No
             if profile is not None and seed == 2:
                 profile.enable()
             async for _ in stream:
-                engines = target.seconds + edge.draft_seconds
+                engines = target.seconds + edge.drafting.seconds
                 now = (time.perf_counter(), time.process_time(), engines)
                 if last is not None and seed > 1:  # the first answer warms up
                     out = now[2] - last[2]

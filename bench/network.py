@@ -21,7 +21,8 @@ from outrider.bench.schedules import Arm, compare
 from outrider.core.link import parse_link
 from outrider.core.tokens import SamplingParams
 from outrider.engines.load import load_drafter, load_vocabulary
-from outrider.runtime.edge import EdgeConfig, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.local import LocalGenerator
 from outrider.runtime.process import CloudProcess, pin
 

@@ -36,7 +36,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # its nginx, and t
 import behind
 from outrider.core.tokens import SamplingParams
 from outrider.engines.load import Loaded, load_drafter, load_target
-from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.local import GenerationRequest, LocalGenerator
 from outrider.runtime.process import CloudProcess
 from outrider.runtime.status import fetch_status

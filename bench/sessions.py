@@ -23,7 +23,10 @@ from outrider.bench.prompts import PROMPTS
 from outrider.core.link import parse_link
 from outrider.core.tokens import SamplingParams
 from outrider.engines.load import load_drafter, load_vocabulary
-from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeResult, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.edgestream import EdgeResult
 from outrider.runtime.process import CloudProcess, pin
 from outrider.session.schedules import Schedule
 

@@ -18,7 +18,10 @@ from outrider.engines.drafters import Drafter, ModelDrafter
 from outrider.engines.tokenizer import ByteTokenizer
 from outrider.engines.toy import Law, ToyModel, blend_law, random_law
 from outrider.runtime.cloud import CloudConfig, CloudServer
-from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeResult, EdgeRuntime, EdgeStream
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.edgestream import EdgeResult, EdgeStream
 from outrider.runtime.local import GenerationRequest, GenerationResult, LocalGenerator
 from outrider.session.schedules import Schedule
 from outrider.session.service import ServiceConfig

@@ -22,7 +22,11 @@ from outrider.core.tokens import Origin, SamplingParams
 from outrider.engines.load import load_target, load_vocabulary
 from outrider.proto.messages import Code
 from outrider.runtime.access import read_tokens
-from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRequest, EdgeRuntime
+from outrider.runtime.dialling import greeting
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.edgestream import CloudError
 from outrider.runtime.local import GenerationRequest, LocalGenerator
 from outrider.runtime.process import CloudProcess, CloudProcessError, pin
 from outrider.session.generation import Step
@@ -287,7 +291,7 @@ def test_patience_is_short_for_a_first_contact_only(monkeypatch: pytest.MonkeyPa
             with pytest.raises(CloudError, match="no verifier has answered") as gone:
                 await remote.first(steps(), runtime)
             assert gone.value.code is Code.UNREACHABLE
-            runtime.peer = runtime._hello()
+            runtime.peer = greeting(vocabulary.tokenizer, 4096)
             first = asyncio.ensure_future(remote.first(steps(), runtime))
             asyncio.get_running_loop().call_later(0.05, go.set)
             assert await first is late

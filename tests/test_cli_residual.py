@@ -14,7 +14,9 @@ from outrider.core.residual import TopKReply
 from outrider.core.tokens import Origin, Rule, SamplingParams
 from outrider.engines.base import MissingExtraError, ModelNotFoundError
 from outrider.engines.load import load_drafter, load_target
-from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.process import CloudProcess
 from outrider.session.schedules import Schedule
 

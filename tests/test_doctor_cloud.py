@@ -13,7 +13,8 @@ from live import TOKENIZER, run, server
 from outrider import cli
 from outrider.commands.doctorcloud import advice
 from outrider.runtime.access import hash_token
-from outrider.runtime.edge import EdgeConfig, greeting
+from outrider.runtime.dialling import greeting
+from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.probe import Probe, probe
 
 

@@ -25,7 +25,8 @@ from outrider.bench.load import (
 )
 from outrider.bench.loadrun import LoadPlan, LoadRun, prompted_jobs
 from outrider.core.tokens import Origin, ParameterError, SamplingParams
-from outrider.runtime.edge import EdgeRequest, LinkUse
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.linkuse import LinkUse
 from outrider.session.generation import Round, Step
 from outrider.session.schedules import Schedule
 

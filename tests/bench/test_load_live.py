@@ -16,7 +16,9 @@ from outrider.bench.loadrun import LoadPlan, LoadRun, recorded_jobs
 from outrider.engines.base import UnrecordedError
 from outrider.engines.replay import Recorded, ReplayDrafter
 from outrider.runtime.cloud import CloudServer
-from outrider.runtime.edge import CloudError, EdgeRequest, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.edgestream import CloudError
 from outrider.session.schedules import Schedule
 from recordings import LENGTH, recorded
 

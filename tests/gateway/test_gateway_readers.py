@@ -23,7 +23,7 @@ from outrider.gateway import answers, exchange
 from outrider.gateway.admission import Room
 from outrider.gateway.errors import ApiError
 from outrider.runtime import edge
-from outrider.runtime.edge import EdgeRequest
+from outrider.runtime.edgerequest import EdgeRequest
 from outrider.session.schedules import Schedule
 from served import CHAT, HELLO, TEXT, Served, chat, served, text
 

@@ -69,7 +69,9 @@ from outrider.runtime import cloud as cloud_module
 from outrider.runtime.access import ConfigurationError, hash_token, is_loopback, read_tokens
 from outrider.runtime.cloud import CloudConfig, CloudServer
 from outrider.runtime.discreet import discreet
-from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgestream import CloudError
 from outrider.runtime.listening import calm_accepts, tls_context
 from outrider.runtime.routes import (
     AFFINITY_HEADER,
@@ -447,9 +449,7 @@ def test_a_link_on_which_nobody_can_be_greeted_is_refused():
     ],
 )
 def test_the_protocols_path_is_added_where_there_is_none(url: str, path: str):
-    runtime = edge(0, drafter(), url=url)
-    assert runtime._url() == path
-    asyncio.run(runtime.close())
+    assert EdgeConfig(url=url).endpoint == path
 
 
 def test_a_token_is_seen_nowhere(caplog: pytest.LogCaptureFixture):
@@ -464,9 +464,10 @@ def test_a_token_is_seen_nowhere(caplog: pytest.LogCaptureFixture):
                 async with EdgeRuntime(config, TOKENIZER, drafter()) as runtime:
                     try:
                         stream = await runtime.stream(ask(replace(SHORT, max_tokens=60)))
+                        cut = False
                         async for _ in stream:
-                            if runtime._socket is not None and not stream._reconnects:
-                                stream._reconnects = 1
+                            if runtime._socket is not None and not cut:
+                                cut = True
                                 runtime._socket._raw.transport.abort()
                         seen.append(json.dumps(stream.result.as_dict()))
                     except CloudError as error:
@@ -519,9 +520,10 @@ def test_what_is_said_is_in_no_log(caplog: pytest.LogCaptureFixture):
                 request = ask(params, schedule, prompt=prompt)
                 same(await b.ask(request), alone(params, prompt))
             stream = await b.edge.stream(ask(replace(params, seed=4), prompt=prompt))
+            cut = False
             async for _ in stream:
-                if not stream._reconnects:
-                    stream._reconnects = 1
+                if not cut:
+                    cut = True
                     assert b.edge._socket is not None
                     b.edge._socket._raw.transport.abort()
             stream = await b.edge.stream(ask(replace(LONG, seed=4), prompt=prompt))

@@ -24,7 +24,8 @@ from outrider.engines.replay import Recorded, ReplayDrafter
 from outrider.gateway.app import GatewayConfig, make_app
 from outrider.gateway.server import GatewayServer
 from outrider.runtime.cloud import CloudConfig, CloudServer
-from outrider.runtime.edge import EdgeConfig, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.local import GenerationRequest, GenerationResult, LocalGenerator
 from outrider.session.generation import Counters
 from outrider.session.schedules import Schedule

@@ -34,7 +34,9 @@ from outrider.core.tokens import Rule, SamplingParams
 from outrider.engines.load import load_drafter, load_target
 from outrider.proto.messages import Code
 from outrider.runtime.cloud import CloudServer
-from outrider.runtime.edge import CloudError, EdgeRequest, EdgeRuntime, EdgeStream
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.edgestream import CloudError, EdgeStream
 from outrider.runtime.local import GenerationRequest, LocalGenerator
 from outrider.runtime.process import CloudProcess
 from outrider.session.schedules import Schedule

@@ -12,7 +12,9 @@ from live import hear, run
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.engines import builtin
 from outrider.engines.load import Loaded, load_drafter, load_target, load_vocabulary
-from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.local import GenerationRequest, GenerationResult, LocalGenerator
 from outrider.runtime.process import CloudProcess
 from outrider.session.schedules import Schedule

@@ -16,7 +16,9 @@ from outrider.core.tokens import GrammarError, Rule, SamplingParams
 from outrider.engines.grammar import GrammarReader, MaskConstraint
 from outrider.proto.messages import Code
 from outrider.runtime.access import hash_token
-from outrider.runtime.edge import CloudError, EdgeRequest, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.edgestream import CloudError
 from outrider.runtime.local import GenerationRequest, LocalGenerator
 from outrider.session.schedules import Schedule
 
@@ -85,7 +87,7 @@ def test_the_cloud_reads_and_refuses_for_itself(monkeypatch: pytest.MonkeyPatch)
     async def work() -> None:
         bad = params(1, grammar=Grammar(kind=GrammarKind.REGEX, text="(a"))
         async with live.pair(draft=live.drafter(0.3)) as pair:
-            pair.edge._grammars = None
+            pair.edge.drafting._grammars = None
             for wanted in (bad, params(2)):
                 stream = await pair.edge.stream(EdgeRequest(prompt_ids=live.PROMPT, params=wanted))
                 if wanted is bad:

@@ -37,7 +37,8 @@ from outrider.engines.desk import SlotDesk
 from outrider.engines.drafters import DraftSession, ModelDrafter
 from outrider.proto.messages import Code
 from outrider.runtime.cloud import CloudConfig, CloudServer
-from outrider.runtime.edge import CloudError, EdgeConfig
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgestream import CloudError
 from outrider.session.schedules import Schedule
 
 LONG = SamplingParams(seed=5, max_tokens=2000, temperature=1.0, ignore_eos=True)

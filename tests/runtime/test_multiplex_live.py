@@ -11,7 +11,7 @@ from live import PROMPT, Watched, alone, draft_law, pair, run, same
 from outrider.core.tokens import SamplingParams
 from outrider.engines.base import Block, EngineError
 from outrider.engines.drafters import ModelDrafter
-from outrider.runtime.edge import EdgeRequest
+from outrider.runtime.edgerequest import EdgeRequest
 from outrider.session.schedules import Schedule
 
 SHARED = (Schedule.MULTIPLEX, Schedule.HYBRID)
@@ -55,7 +55,7 @@ def test_answers_share_the_engines_forwards_and_one_that_fails_slows_nobody(sche
             drafted = [answer.result.generation.counters.drafted for answer in heard]
             assert sorted(drafted)[0] == 0
             assert sorted(drafted)[1] > 0, "five of six were drafted for"
-            assert both.edge.draft_seconds > 0
+            assert both.edge.drafting.seconds > 0
             await both.idle()
 
     run(work())

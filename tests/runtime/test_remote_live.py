@@ -11,7 +11,8 @@ from outrider.engines.desk import SlotDesk
 from outrider.engines.load import load_target
 from outrider.proto.messages import Code
 from outrider.runtime.cloud import CloudConfig, CloudServer
-from outrider.runtime.edge import CloudError, EdgeRequest
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.edgestream import CloudError
 from outrider.session.schedules import Schedule
 from servers import Server, serving
 

@@ -18,7 +18,7 @@ from outrider.cli import run as outrider
 from outrider.core.tokens import SamplingParams
 from outrider.engines.load import load_drafter, load_target
 from outrider.runtime import replicas
-from outrider.runtime.edge import EdgeRequest
+from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.local import GenerationRequest, GenerationResult, LocalGenerator
 from outrider.runtime.process import CloudProcess
 from outrider.runtime.replicas import Listening, Replicas, ReplicasError

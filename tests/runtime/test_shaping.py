@@ -8,9 +8,10 @@ from pathlib import Path as FilePath
 
 import pytest
 
-from live import drafter, edge
+from live import TOKENIZER
 from outrider.core.link import LinkError, parse_link
 from outrider.proto.connection import HELLO_BYTES, Connection, Role, usable
+from outrider.runtime.dialling import greeting
 from outrider.runtime.shaping import ShapedPath, load_trace, sleep_until
 
 
@@ -123,11 +124,9 @@ def test_a_trace_with_an_outage_at_its_start_lets_nobody_in(tmp_path: FilePath):
 
 
 def test_a_hello_is_about_as_long_as_assumed():
-    runtime = edge(1, drafter())
-    connection = Connection(Role.EDGE, runtime._hello(), now=0.0)
+    connection = Connection(Role.EDGE, greeting(TOKENIZER, 4096), now=0.0)
     (frame,) = connection.take()
     assert 0.5 * HELLO_BYTES < len(frame) < 1.5 * HELLO_BYTES
-    asyncio.run(runtime.close())
 
 
 def test_missing_trace_file(tmp_path: FilePath):

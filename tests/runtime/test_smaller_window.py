@@ -12,7 +12,10 @@ from outrider.engines.tokenizer import ByteTokenizer
 from outrider.engines.toy import ToyModel, random_law
 from outrider.proto.messages import Code
 from outrider.runtime.cloud import CloudConfig, CloudServer
-from outrider.runtime.edge import CloudError, EdgeConfig, EdgeRequest, EdgeResult, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.edgestream import CloudError, EdgeResult
 
 WINDOW = 24
 

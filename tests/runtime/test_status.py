@@ -13,9 +13,9 @@ from live import ask, drafter, edge, hear, run, server
 from outrider.bench.load import CloudCount
 from outrider.core.tokens import SamplingParams
 from outrider.runtime.access import hash_token
-from outrider.runtime.edge import EdgeConfig
+from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.routes import METRICS_PATH
-from outrider.runtime.status import MAX_BYTES, authorization, fetch_status, http_connection
+from outrider.runtime.status import MAX_BYTES, fetch_status, http_connection
 
 
 class Verifier(BaseHTTPRequestHandler):
@@ -114,5 +114,5 @@ def test_a_login_is_told_of_itself_alone_and_the_operator_of_all():
 
 def _page(config: EdgeConfig) -> str:
     connection = http_connection(config)
-    connection.request("GET", METRICS_PATH, headers=authorization(config))
+    connection.request("GET", METRICS_PATH, headers=config.authorization())
     return connection.getresponse().read().decode()

@@ -18,7 +18,9 @@ from outrider.core.relaxation import Relaxation
 from outrider.core.relaxed import Policy, RelaxedRule
 from outrider.core.residual import DEFAULT_TOP_K, TopKReply
 from outrider.core.tokens import ParameterError, Rule, SamplingParams
-from outrider.runtime.edge import EdgeRequest, EdgeResult, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.edgestream import EdgeResult
 from outrider.runtime.local import GenerationRequest, GenerationResult, LocalGenerator
 from outrider.session.schedules import Schedule
 

@@ -21,7 +21,9 @@ from outrider.bench.schedules import WARM_UP_TOKENS
 from outrider.engines.base import UnrecordedError
 from outrider.engines.replay import Recorded
 from outrider.proto.messages import Code
-from outrider.runtime.edge import CloudError, EdgeRequest, EdgeResult, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.edgestream import CloudError, EdgeResult
 from outrider.session.schedules import Schedule
 
 LOST: Final = frozenset({Code.UNREACHABLE, Code.UNAUTHORIZED, Code.VERSION, Code.VOCABULARY})

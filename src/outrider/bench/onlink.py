@@ -25,7 +25,9 @@ from outrider.core.tokens import Rule, SamplingParams
 from outrider.engines.base import EngineError
 from outrider.engines.drafters import Drafter
 from outrider.engines.load import load_drafter, load_vocabulary
-from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.local import GenerationRequest, GenerationResult, LocalGenerator
 from outrider.runtime.process import CloudProcess, pin
 from outrider.session.generation import Step
@@ -371,8 +373,8 @@ def _kinds(pair: Pair) -> list[_Kind]:
 def _jobs_of(runtime: EdgeRuntime) -> Iterator[list[tuple[int, float]]]:
     """Tokens and seconds of the drafting jobs of what runs meanwhile."""
     jobs: list[tuple[int, float]] = []
-    runtime.timed = lambda count, seconds: jobs.append((count, seconds))
+    runtime.drafting.timed = lambda count, seconds: jobs.append((count, seconds))
     try:
         yield jobs
     finally:
-        runtime.timed = None
+        runtime.drafting.timed = None

@@ -161,7 +161,8 @@ async def _here(
     from dataclasses import replace
 
     from outrider.core.link import parse_link
-    from outrider.runtime.edge import EdgeConfig, EdgeRuntime
+    from outrider.runtime.edge import EdgeRuntime
+    from outrider.runtime.edgeconfig import EdgeConfig
     from outrider.runtime.shaping import load_trace
 
     config = EdgeConfig(

@@ -36,7 +36,8 @@ def look(
 ) -> None:
     """Ask, show, and raise Exit where it cannot be used."""
     from outrider.engines.load import load_vocabulary
-    from outrider.runtime.edge import EdgeConfig, greeting
+    from outrider.runtime.dialling import greeting
+    from outrider.runtime.edgeconfig import EdgeConfig
     from outrider.runtime.probe import probe
 
     specs.refuse_bare("--target", target)

@@ -147,7 +147,7 @@ def edge(
     ```
     """
     from outrider.core.link import parse_link
-    from outrider.runtime.edge import EdgeConfig
+    from outrider.runtime.edgeconfig import EdgeConfig
     from outrider.runtime.shaping import load_trace
 
     logs.start(log_format, log_level)

@@ -23,7 +23,9 @@ from outrider.session.schedules import Schedule
 if TYPE_CHECKING:
     from outrider.bench.loadrun import Job, LoadPlan
     from outrider.engines.loaded import Loaded
-    from outrider.runtime.edge import EdgeConfig, EdgeRequest, EdgeRuntime
+    from outrider.runtime.edge import EdgeRuntime
+    from outrider.runtime.edgeconfig import EdgeConfig
+    from outrider.runtime.edgerequest import EdgeRequest
 
 MAX_MODEL_EDGES: Final = 8
 """Edges that may have a draft model each: they share this machine, which a recording spares."""
@@ -191,7 +193,7 @@ def _template(wish: LoadWish) -> EdgeRequest:
     """Everything about a request but its prompt and seed; checked before anything is loaded."""
     from outrider.control.registry import parse as parse_controller
     from outrider.core.tokens import SamplingParams
-    from outrider.runtime.edge import EdgeRequest
+    from outrider.runtime.edgerequest import EdgeRequest
 
     name, options = parse_controller(wish.controller)
     return EdgeRequest(
@@ -213,7 +215,7 @@ def _template(wish: LoadWish) -> EdgeRequest:
 def _configs(wish: LoadWish, tokens: list[str | None]) -> Callable[[str, int], EdgeConfig]:
     """Edge number to its configuration; tokens take turns."""
     from outrider.core.link import parse_link
-    from outrider.runtime.edge import EdgeConfig
+    from outrider.runtime.edgeconfig import EdgeConfig
     from outrider.runtime.shaping import load_trace
 
     link = None if wish.link is None else parse_link(wish.link, load=load_trace)

@@ -48,7 +48,7 @@ def run(demo: NetDemo, *, as_json: bool) -> None:
     from outrider.bench.live import wishes_of
     from outrider.core.link import parse_link
     from outrider.proto.connection import usable
-    from outrider.runtime.edge import EdgeRequest
+    from outrider.runtime.edgerequest import EdgeRequest
     from outrider.runtime.shaping import load_trace
 
     for text in demo.arms:
@@ -65,7 +65,8 @@ def run(demo: NetDemo, *, as_json: bool) -> None:
 async def _run(demo: NetDemo, link: Link, params: SamplingParams, *, as_json: bool) -> None:
     from outrider.bench.live import Settings, standard_arms
     from outrider.engines.load import load_drafter, load_vocabulary
-    from outrider.runtime.edge import EdgeConfig, EdgeRuntime
+    from outrider.runtime.edge import EdgeRuntime
+    from outrider.runtime.edgeconfig import EdgeConfig
     from outrider.runtime.local import LocalGenerator
     from outrider.runtime.process import CloudProcess, CloudProcessError, pin
 
@@ -112,7 +113,7 @@ async def _run(demo: NetDemo, link: Link, params: SamplingParams, *, as_json: bo
 
 async def _show(runtime: Any, prompt: tuple[int, ...], params: SamplingParams, how: Any) -> None:
     """One streamed answer, each token in its origin's colour."""
-    from outrider.runtime.edge import EdgeRequest
+    from outrider.runtime.edgerequest import EdgeRequest
 
     out = console.facts()
     out.print(f"[bold]> {escape(PROMPTS[0])}[/bold]")

@@ -40,7 +40,7 @@ def ask_cloud(
     """Row costs from the verifier's greeting; round trip, t_d and S(k) from a few answers."""
     from outrider.core.link import parse_link
     from outrider.engines.load import load_drafter, load_vocabulary
-    from outrider.runtime.edge import EdgeConfig
+    from outrider.runtime.edgeconfig import EdgeConfig
     from outrider.runtime.shaping import load_trace
 
     target = asked.target or DEFAULT_TARGET
@@ -74,7 +74,8 @@ async def _ask(
 ) -> tuple[tuple[tuple[int, float], ...], Estimates]:
     """(rows, seconds) as the verifier says, and what the edge learnt from its answers."""
     from outrider.bench.live import answer_over
-    from outrider.runtime.edge import EdgeRequest, EdgeRuntime
+    from outrider.runtime.edge import EdgeRuntime
+    from outrider.runtime.edgerequest import EdgeRequest
 
     params = SamplingParams(
         temperature=asked.temperature, max_tokens=asked.max_tokens, seed=asked.seed

@@ -113,7 +113,8 @@ def answer(remote: Remote, question: Question, *, as_json: bool) -> None:
     from outrider.control.registry import parse as parse_controller
     from outrider.core.link import parse_link
     from outrider.engines.load import load_drafter, load_vocabulary
-    from outrider.runtime.edge import EdgeConfig, EdgeRequest
+    from outrider.runtime.edgeconfig import EdgeConfig
+    from outrider.runtime.edgerequest import EdgeRequest
     from outrider.runtime.shaping import load_trace
 
     specs.refuse_bare("--target", question.target)

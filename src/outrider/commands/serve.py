@@ -162,7 +162,7 @@ def serve(
 
 
 async def _serve(arguments: list[str], link: Any, front: Checked, back: Back) -> None:
-    from outrider.runtime.edge import EdgeConfig
+    from outrider.runtime.edgeconfig import EdgeConfig
     from outrider.runtime.process import CloudProcess, CloudProcessError
 
     cloud = CloudProcess(arguments, heard=logs.Relay())

@@ -10,7 +10,9 @@ from typing import Final
 
 from outrider.gateway.errors import ApiError
 from outrider.gateway.tracing import NoTracing, Tracing
-from outrider.runtime.edge import EdgeRequest, EdgeResult, EdgeRuntime, EdgeStream
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.edgestream import EdgeResult, EdgeStream
 from outrider.session.generation import Step
 
 MAX_PAUSE_S: Final = 60.0

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from outrider.gateway.admission import Room
-from outrider.runtime.edge import EdgeResult, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgestream import EdgeResult
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -57,10 +58,12 @@ class Metrics:
             self._gauge(
                 f"outrider_link_bytes_{name}",
                 help_,
-                lambda name=name: getattr(runtime.link, f"bytes_{name}"),
+                lambda name=name: getattr(runtime.link_use, f"bytes_{name}"),
             )
         self._gauge(
-            "outrider_link_reconnects", "Links after the first.", lambda: runtime.link.reconnects
+            "outrider_link_reconnects",
+            "Links after the first.",
+            lambda: runtime.link_use.reconnects,
         )
 
     def _gauge(self, name: str, help_: str, read) -> None:  # type: ignore[no-untyped-def]

@@ -13,7 +13,8 @@ from typing import Final
 
 from outrider.core.tokens import Rule, SamplingParams, TokenLogprob
 from outrider.gateway.answers import Choice, merged
-from outrider.runtime.edge import EdgeRequest, EdgeRuntime
+from outrider.runtime.edge import EdgeRuntime
+from outrider.runtime.edgerequest import EdgeRequest
 from outrider.session.schedules import Schedule
 
 BLOCK: Final = 32

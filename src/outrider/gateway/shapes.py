@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from outrider.core.tokens import TokenLogprob
 from outrider.engines.tokenizer import Tokenizer
 from outrider.gateway.calls import CallReader
-from outrider.runtime.edge import EdgeResult
+from outrider.runtime.edgestream import EdgeResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

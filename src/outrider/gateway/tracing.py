@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outrider.runtime.edge import EdgeRequest, EdgeResult
+from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.edgestream import EdgeResult
 from outrider.session.generation import Step
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from outrider.gateway.schema import (
     OutriderOptions,
     Tool,
 )
-from outrider.runtime.edge import EdgeRequest
+from outrider.runtime.edgerequest import EdgeRequest
 from outrider.session.schedules import DEFAULT_WINDOW, Schedule
 
 MAX_CHOICES: Final = 128

@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import http.client
-import ssl
 import statistics
 import time
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
@@ -24,9 +22,9 @@ from outrider.core.tokens import SamplingParams
 from outrider.proto.codec import MAX_FRAME_BYTES, decode, encode
 from outrider.proto.messages import Error, Hello, Open, Ping, Pong
 from outrider.runtime.discreet import discreet
-from outrider.runtime.edge import EdgeConfig
-from outrider.runtime.routes import HEALTH_PATH, PATH, PROBE_BYTES, PROBE_PATH
-from outrider.runtime.status import authorization, http_connection
+from outrider.runtime.edgeconfig import EdgeConfig
+from outrider.runtime.routes import HEALTH_PATH, PROBE_BYTES, PROBE_PATH
+from outrider.runtime.status import http_connection
 from outrider.session.wire import to_wire
 
 PINGS: Final = 10
@@ -93,14 +91,13 @@ class _EndedError(Exception):
 
 
 async def _greet(config: EdgeConfig, hello: Hello, clock: float | None) -> Probe:
-    parts = urlsplit(config.url)
     async with connect(
-        f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/') or PATH}",
-        additional_headers=authorization(config),
+        config.endpoint,
+        additional_headers=config.authorization(),
         compression=None,
         max_size=MAX_FRAME_BYTES,
         ping_interval=None,
-        ssl=_tls(config) if parts.scheme == "wss" else None,
+        ssl=config.tls(),
         user_agent_header=None,
         proxy=None,
         logger=discreet("outrider.edge.socket"),
@@ -180,7 +177,7 @@ def _download(config: EdgeConfig, rtt: float) -> float | None:
     try:
         connection.connect()
         began = time.monotonic()
-        connection.request("GET", PROBE_PATH, headers=authorization(config))
+        connection.request("GET", PROBE_PATH, headers=config.authorization())
         answer = connection.getresponse()
         body = answer.read(PROBE_BYTES)
         took = time.monotonic() - began
@@ -216,7 +213,3 @@ def _clock(config: EdgeConfig) -> float | None:
         return None
     # The header has whole seconds: in the mean half a one has gone since.
     return there + 0.5 - (began + ended) / 2
-
-
-def _tls(config: EdgeConfig) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=config.ca_file)

@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import http.client
 import json
-import ssl
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from outrider.runtime.edge import EdgeConfig
+from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.routes import STATUS_PATH
 
 TIMEOUT_S: Final = 5.0
@@ -29,7 +28,7 @@ def _fetch(config: EdgeConfig) -> dict[str, Any] | None:
     with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
         connection = http_connection(config)
         try:
-            connection.request("GET", STATUS_PATH, headers=authorization(config))
+            connection.request("GET", STATUS_PATH, headers=config.authorization())
             answer = connection.getresponse()
             facts = json.loads(answer.read(MAX_BYTES)) if answer.status == 200 else None
         finally:
@@ -38,19 +37,11 @@ def _fetch(config: EdgeConfig) -> dict[str, Any] | None:
     return None
 
 
-def authorization(config: EdgeConfig) -> dict[str, str]:
-    """The headers of a request to the verifier."""
-    headers = dict(config.headers)
-    if config.token:
-        headers["Authorization"] = f"Bearer {config.token}"
-    return headers
-
-
 def http_connection(config: EdgeConfig) -> http.client.HTTPConnection:
-    """To the verifier, for its routes beside the protocol; not connected yet."""
+    """To the verifier, for its routes beside the protocol; not connected yet. Raises OSError."""
     parts = urlsplit(config.url)
     host, port = parts.hostname or "", parts.port
-    if parts.scheme.lower() != "wss":
+    context = config.tls()
+    if context is None:
         return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-    context = ssl.create_default_context(cafile=config.ca_file)
     return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
