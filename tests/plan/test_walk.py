@@ -12,8 +12,8 @@ from outrider.plan.facts import Curve, Facts
 from outrider.plan.inequalities import pearl_seconds, stream_seconds
 from outrider.plan.walk import renewal
 from outrider.session.cloud import StepPolicy, Take
-from outrider.session.edge import WindowPolicy
 from outrider.session.schedules import Plan, Schedule, plan
+from outrider.session.window import WindowPolicy
 
 LONG = Facts(draft=0.005, verify=((1, 0.060),), curve=Curve.constant(0.8), round_trip=0.100)
 """The slow target of docs/architecture.md's free-run: t_v = 60, t_d = 5, R = 100 ms."""

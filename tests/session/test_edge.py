@@ -10,8 +10,9 @@ from outrider.core.tokens import Origin, SamplingParams
 from outrider.proto.digest import of_prefix
 from outrider.proto.errors import RemoteError
 from outrider.proto.messages import Code, Done, Draft, Logprobs, Tokens, Verdict
-from outrider.session.edge import RETRY_AFTER, EdgeSession, WindowPolicy
+from outrider.session.edge import RETRY_AFTER, EdgeSession
 from outrider.session.generation import Generation
+from outrider.session.window import WindowPolicy
 from world import Words
 
 EOS = 0

@@ -13,9 +13,9 @@ from outrider.engines.toy import random_law, table_law
 from outrider.proto.connection import Role
 from outrider.proto.messages import Code
 from outrider.session.client import STALLED_AFTER, Ended, Failed, Progress
-from outrider.session.edge import WindowPolicy
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import Schedule
+from outrider.session.window import WindowPolicy
 from toys import TARGET, VOCAB, draft, remember
 from world import Answer, Edge, Whim, World, alone, grid, hello
 
@@ -331,13 +331,13 @@ def test_drafting_resumes_after_a_pause():
     number = edge.ask(PROMPT, SamplingParams(seed=1, max_tokens=60), schedule=Schedule.FREERUN)
     session = edge.client.session(number)
     assert session is not None
-    policy = session.policy
+    policy = session.window.policy
 
     def close() -> None:
-        session.policy = WindowPolicy(window=0, chunk=1, asks=False)
+        session.window.policy = WindowPolicy(window=0, chunk=1, asks=False)
 
     def reopen() -> None:
-        session.policy = policy
+        session.window.policy = policy
 
     w.at(0.2, close)
     w.at(0.8, reopen)

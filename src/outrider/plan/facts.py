@@ -17,7 +17,7 @@ from outrider.control.base import MAX_LENGTH
 from outrider.control.costs import RowCosts
 from outrider.control.specstop import DOWN_BYTES, TOKEN_BYTES, UP_BYTES, row_seconds
 from outrider.core.tokens import Rule
-from outrider.session.edge import Q_BYTES
+from outrider.session.outbox import Q_BYTES
 
 MAX_ALPHA: Final = 0.999
 """Acceptance above which a chain of drafts has no end worth computing."""

@@ -11,7 +11,6 @@ from outrider.core.relaxation import Relaxation, require_relaxation
 from outrider.core.residual import TopKReply, require_ratio
 from outrider.core.tokens import ParameterError, Rule, SamplingParams
 from outrider.runtime.local import MAX_DRAFT_LENGTH
-from outrider.session.edge import MAX_GROWTH
 from outrider.session.schedules import (
     DEFAULT_GROWTH,
     DEFAULT_WINDOW,
@@ -20,6 +19,7 @@ from outrider.session.schedules import (
     Schedule,
     plan,
 )
+from outrider.session.window import MAX_GROWTH
 
 MAX_DUE_MS: Final = 3_600_000
 """An hour: whoever can wait longer says nothing."""

@@ -230,7 +230,7 @@ class _Live:
         """The step policy wanted now."""
         if self.session.paused:
             return StepPolicy.WAIT
-        return StepPolicy.STEP if self.session.alone else self.plan.step
+        return StepPolicy.STEP if self.session.window.alone else self.plan.step
 
     def move(self, event: str) -> None:
         self.phase = PHASES[self.phase].get(event, self.phase)
@@ -647,14 +647,14 @@ class EdgeClient:
         assert self._connection is not None, "the link is up"
         limit = self._connection.limits.window
         window = min(live.plan.window.window, limit)
-        live.session.policy = replace(
+        live.session.window.policy = replace(
             live.plan.window,
             window=window,
             chunk=max(1, min(live.plan.window.chunk, window)),
             reach=min(live.plan.window.reach, limit),
         )
         live.move(event)
-        live.session.limited(None)  # another verifier has another load
+        live.session.window.limit = None  # another verifier has another load
         live.heard = now
 
     def _say(self, live: _Live, messages: tuple[Message, ...]) -> None:
@@ -706,12 +706,8 @@ class EdgeClient:
                 step = session.on_verdict(message, now)
             case Tokens():
                 step = session.on_tokens(message, now)
-            case Proposals():
-                step, replies = session.on_proposals(message, now)
-            case TopK():
-                step, replies = session.on_top_k(message, now)
-            case Row():
-                step, replies = session.on_row(message, now)
+            case Proposals() | TopK() | Row():
+                step, replies = session.on_residual(message, now)
             case Logprobs():
                 step = session.on_logprobs(message, now)
             case _:
@@ -731,7 +727,7 @@ class EdgeClient:
             case Marks():
                 live.session.on_marks(message)
             case Pressure():
-                live.session.limited(message.window)
+                live.session.window.limit = message.window
             case Done():
                 self._done(number, live, message)
 

@@ -25,21 +25,16 @@ from typing import Final
 
 from outrider.core import draft as core_draft
 from outrider.core.draft import StopRule
-from outrider.core.ledger import Ledger
+from outrider.core.ledger import Ledger, TvLedger
 from outrider.core.relaxation import Relaxation, require_relaxation
 from outrider.core.residual import TopKReply, require_ratio
-from outrider.core.sampling import Distribution
-from outrider.core.sparse import Sketch
-from outrider.core.tokens import Origin, ParameterError, Rule, TokenLogprob
-from outrider.core.verify import ResidualStep, proposal_step
-from outrider.proto.codec import MAX_BLOCK, encode
+from outrider.core.tokens import Origin, Rule, TokenLogprob
+from outrider.proto.codec import MAX_BLOCK
 from outrider.proto.digest import DigestChain
 from outrider.proto.errors import RemoteError
 from outrider.proto.messages import (
     Code,
-    Correct,
     Done,
-    Draft,
     Logprobs,
     Marks,
     Message,
@@ -50,56 +45,16 @@ from outrider.proto.messages import (
     TopK,
     Verdict,
 )
-from outrider.session.dialogue import Call, Choice, EdgeDialogue
+from outrider.session.charges import Charges
+from outrider.session.corrections import Corrections
 from outrider.session.generation import Generation, Round, Step
+from outrider.session.outbox import ID_BYTES, Outbox
 from outrider.session.pilot import Judged, Pilot, WatchingPilot
+from outrider.session.window import Window, WindowPolicy
 
-FRAME_BYTES: Final = 6
-"""What a DRAFT frame is long without its ids, about: a controller is told sizes, not counts."""
-ID_BYTES: Final = 3
-Q_BYTES: Final = 8
-SKETCH_BYTES: Final = 9
-SKETCH_ID_BYTES: Final = 4
 RETRY_AFTER: Final = 10.0
 """Seconds without progress before an unanswered frame is sent again (our default). A transport
 that keeps order and delivers makes this a net for the peer's bugs, not the normal path."""
-
-
-MAX_GROWTH: Final = 4.0
-"""Largest eta: five times the window on one good block is beyond any use."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowPolicy:
-    """How many unjudged drafts may exist, and in what portions they are made and sent."""
-
-    window: int
-    """Most unjudged drafts; 0: never draft."""
-    chunk: int
-    """Drafts made (and sent) at a time."""
-    wait_empty: bool = False
-    """Draft only when nothing is outstanding: the plain synchronous loop."""
-    asks: bool = True
-    """Ask for a step when there is no draft to send (the cloud waits for drafts)."""
-    lead: int = 0
-    """So many drafts of an empty window go ahead alone (pre-hit, PEARL and E2-SCI: a block whose
-    first token falls is known to be lost before the rest is made); 0: no difference."""
-    growth: float = 0.0
-    """eta: a block that stands whole while others are under way lets the window grow by the
-    factor 1 + eta, a rejection brings it back (E2-SCI's W * prod(1 + eta_j))."""
-    reach: int = 0
-    """Most drafts that a grown window may hold; 0: it does not grow."""
-
-    def __post_init__(self) -> None:
-        if self.window < 0 or self.chunk < 1 or self.lead < 0 or self.reach < 0:
-            raise ValueError(f"{self}")
-        if not 0.0 <= self.growth <= MAX_GROWTH:
-            raise ValueError(f"growth={self.growth} is not in [0, {MAX_GROWTH}]")
-
-    @property
-    def most(self) -> int:
-        """Most unjudged drafts there can ever be."""
-        return max(self.window, self.reach)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,39 +91,26 @@ class EdgeSession:
         require_relaxation(rule, relaxation)
         self.reply = reply or TopKReply()
         require_ratio(rule, self.reply)
-        self.tv = self.reply.ledger
-        """What truncated residuals have cost, of the tokens committed here."""
         self.number = number
         self.generation = generation
-        self.policy = policy
         self.wasted = 0
         """Drafted ids that were dropped unjudged: the price of running ahead."""
         self.rejoined = 0
         """Committed tokens that came without a verdict but had been drafted all the same."""
-        self.alone = False
-        """The controller found that speculation does not pay, or the cloud that it has no time for
-        drafts: the cloud should stream alone."""
         self.paused = False
         """Nobody takes its tokens: it drafts and asks for nothing, until `resume`."""
-        self._limit: int | None = None
-        self._pilot = pilot or WatchingPilot()
-        self._grown = 1.0
-        self._last_window = policy.window
-        self._needs_q = rule is Rule.RATIO
         self.relaxation = relaxation
-        self._charged = relaxation.ledger if relaxation else Ledger()
-        self._sketches: list[Sketch] = []
-        self._marked: set[int] = set()
+        self._pilot = pilot or WatchingPilot()
+        self.window = Window(policy, self._pilot)
+        self._outbox = Outbox(number, generation.sequence, rule, relaxation)
+        self._corrections = Corrections(number, generation, self._outbox, self.reply)
+        self._charges = Charges(number, relaxation)
         self._retry_after = retry_after
         self._digest = DigestChain()
         self._drafting: DraftJob | None = None
-        self._sent = 0
         self._asked: int | None = None
-        self._rows: list[tuple[float, Distribution]] = []
         self._progress = now
         self._logprobs: dict[int, TokenLogprob] = {}
-        self._dialogue: EdgeDialogue | None = None
-        self._awaited: Choice | None = None
         self._refused = False
 
     # ---------------------------------------------------------------- drafting
@@ -180,18 +122,18 @@ class EdgeSession:
         if self._drafting is not None or over or self._refused or self.paused:
             return 0
         tail = sequence.tail
-        outstanding = len(tail)
-        if outstanding and (self.policy.wait_empty or self.generation.rules.is_end(tail[-1])):
+        outstanding, policy = len(tail), self.window.policy
+        if outstanding and (policy.wait_empty or self.generation.rules.is_end(tail[-1])):
             return 0  # behind a guessed end there is nothing to guess
-        if self.policy.wait_empty and not sequence.output_length:
+        if policy.wait_empty and not sequence.output_length:
             # The prefill's own token comes first. A block that raced it would be judged with it
             # or behind it, as the network pleases: under the ratio rule, another text (I4).
             return 0
-        window = self._window(now)
+        window = self._most(now)
         room = min(
             window - outstanding, self.generation.draft_room(window + outstanding) - outstanding
         )
-        chunk = self.policy.chunk if outstanding else self.policy.lead or self.policy.chunk
+        chunk = policy.chunk if outstanding else policy.lead or policy.chunk
         return max(0, min(chunk, room))
 
     @property
@@ -216,27 +158,15 @@ class EdgeSession:
     def greeted(self, network: float, now: float) -> None:
         """OPENED came `network` seconds behind OPEN."""
         self._pilot.greeted(network, ID_BYTES * self.generation.sequence.base, now)
-        self._window(now)
+        self._most(now)
 
     def ask(self, now: float) -> None:
         """Find out whether the cloud should stream alone, before the session is opened there."""
-        self._window(now)
+        self._most(now)
 
-    def _window(self, now: float) -> int:
-        """Most unjudged drafts now: the policy's, the controller's, and what has grown on it."""
-        policy = self.policy
-        useful = self.generation.draft_room(policy.window)
-        limit = policy.most if self._limit is None else self._limit
-        window = self._pilot.length(now, min(useful, limit))
-        self.alone = useful > 0 and window == 0
-        if policy.reach and window:
-            window = min(int(window * self._grown), max(policy.reach, window), limit)
-        self._last_window = window
-        return window
-
-    def limited(self, window: int | None) -> None:
-        """The cloud wants at most `window` unjudged drafts from now on; None: no limit."""
-        self._limit = window
+    def _most(self, now: float) -> int:
+        """Most unjudged drafts now."""
+        return self.window.most(self.generation.draft_room(self.window.policy.window), now)
 
     def pause(self) -> None:
         """Draft and ask for nothing from now on; what was sent is answered."""
@@ -269,12 +199,7 @@ class EdgeSession:
             return ()
         # An empty guess is final for its position: without this the driver would ask for ever.
         self._refused = not draft.tokens and not overlap
-        fresh = draft.tokens[overlap:]
-        sequence.extend(fresh)
-        if self._needs_q:
-            self._rows.extend(zip(draft.q[overlap:], draft.rows[overlap:], strict=True))
-        if self.relaxation is not None:
-            self._sketches.extend(draft.sketches[overlap:])
+        self._outbox.add(draft, overlap)
         return self.unsent(now)
 
     def unsent(self, now: float) -> tuple[Message, ...]:
@@ -282,54 +207,32 @@ class EdgeSession:
         sequence = self.generation.sequence
         if self.generation.finish is not None:
             return ()
-        tail = sequence.tail
-        if self._sent < len(tail):
-            start = sequence.base + self._sent
-            frame = self._frame(start, tail[self._sent :])
-            self._sent = len(tail)
+        frame = self._outbox.unsent(self._pilot.threshold)
+        if frame is not None:
+            size = self._outbox.size(len(frame.tokens))
             self._touch(now)
-            self._pilot.sent(start + len(frame.tokens), self._size(len(frame.tokens)), now)
+            self._pilot.sent(frame.start + len(frame.tokens), size, now)
             return (frame,)
-        if self._must_ask(len(tail)):
+        if self._must_ask(len(sequence.tail)):
             self._asked = sequence.base
             self._touch(now)
-            return (self._frame(sequence.base, ()),)
+            return (self._outbox.call(),)
         return ()
 
     def _must_ask(self, outstanding: int) -> bool:
         """Nothing is outstanding, nothing can be drafted, and the cloud waits for a frame."""
         if (
-            self.alone
+            self.window.alone
             or self.paused
-            or not self.policy.asks
+            or not self.window.policy.asks
             or outstanding
             or self._asked == self.generation.sequence.base
         ):
             return False
         idle = self._drafting is None
-        return idle and (self._refused or self.generation.draft_room(self.policy.window) == 0)
-
-    def _frame(self, start: int, tokens: tuple[int, ...]) -> Draft:
-        sequence = self.generation.sequence
-        first = start - sequence.base
-        q = tuple(q for q, _ in self._rows[first : first + len(tokens)]) if self._needs_q else ()
-        sketches = tuple(self._sketches[first : first + len(tokens)])
-        return Draft(
-            session=self.number,
-            epoch=sequence.epoch,
-            start=start,
-            tokens=tokens,
-            q=q,
-            sketches=sketches,
-            threshold=self._pilot.threshold if sketches else None,
+        return idle and (
+            self._refused or self.generation.draft_room(self.window.policy.window) == 0
         )
-
-    def _size(self, count: int) -> int:
-        """Bytes of a frame of so many drafts, about."""
-        each = ID_BYTES + Q_BYTES * self._needs_q
-        if self.relaxation is not None:
-            each += SKETCH_BYTES + SKETCH_ID_BYTES * self.relaxation.sketch
-        return FRAME_BYTES + count * each
 
     def _touch(self, now: float) -> None:
         self._progress = now
@@ -350,7 +253,7 @@ class EdgeSession:
         origins = [*[Origin.DRAFT] * frame.accepted, last]
         strict = frame.accepted
         if isinstance(frame, Relaxed):
-            strict = self._relaxed(frame, origins)
+            strict = self._charges.verdict(frame, origins)
         step = self._commit(tokens, tuple(origins))
         self.generation.count(drafted=frame.drafted, accepted=frame.accepted, kept=len(step.tokens))
         judged = Judged(
@@ -363,47 +266,27 @@ class EdgeSession:
         )
         return self._judged(judged, step, now)
 
-    def _relaxed(self, frame: Relaxed, origins: list[Origin]) -> int:
-        """Mark the tokens and keep the ledger; the drafts that the strict rule had accepted."""
-        if self.relaxation is None:
-            raise RemoteError(Code.STATE, "a relaxed verdict nobody asked for", self.number)
-        for i in frame.marks:
-            origins[i] = Origin.RELAXED
-        self._charge(frame.spent, frame.max_jsd)
-        return frame.strict
-
-    def _charge(self, spent: float, max_jsd: float) -> None:
-        """The cloud's ledger, which only ever grows."""
-        before = self._charged
-        try:
-            self._charged = replace(
-                before, spent=max(before.spent, spent), max_jsd=max(before.max_jsd, max_jsd)
-            )
-        except ParameterError as error:
-            raise RemoteError(Code.STATE, f"the ledger: {error}", self.number) from None
-
     @property
     def ledger(self) -> Ledger:
         """What relaxing has cost, as the cloud said last, of the tokens committed here."""
-        return self.generation.accounted(self._charged)
+        return self.generation.accounted(self._charges.ledger)
+
+    @property
+    def tv(self) -> TvLedger:
+        """What truncated residuals have cost, of the tokens committed here."""
+        return self._corrections.tv
 
     def on_marks(self, frame: Marks) -> None:
         """Which of the next tokens are relaxed, and what they cost."""
-        if self.relaxation is None:
-            raise RemoteError(Code.STATE, "marks nobody asked for", self.number)
+        self._charges.require("marks")
         if self.generation.finish is None:
-            self._charge(frame.spent, frame.max_jsd)
-            base = self.generation.sequence.base
-            self._marked |= {p for p in frame.positions if base <= p < base + MAX_BLOCK}
+            self._charges.marks(frame, self.generation.sequence.base)
 
     def _judged(self, judged: Judged, step: Step, now: float) -> Step:
         """A block's verdict is in force: tell the controller, and let the window grow or not.
         The step with how it came about."""
         self._pilot.verdict(judged, now)
-        if judged.accepted < judged.drafted:
-            self._grown = 1.0
-        elif judged.drafted and self.policy.reach:
-            self._grown = min(self._grown * (1.0 + self.policy.growth), float(self.policy.reach))
+        self.window.judged(judged)
         return self._told(judged, step)
 
     def _told(self, judged: Judged, step: Step) -> Step:
@@ -412,7 +295,7 @@ class EdgeSession:
             drafted=judged.drafted,
             accepted=judged.accepted,
             strict=judged.strict,
-            window=self._last_window,
+            window=self.window.newest,
             queue_s=judged.load.queue_us / 1e6,
             step_s=judged.load.step_us / 1e6,
             network_s=self._pilot.network if judged.drafted else None,
@@ -438,15 +321,8 @@ class EdgeSession:
         self._touch(now)
         tail = sequence.tail
         self.rejoined += sum(1 for a, b in zip(tail, fresh, strict=False) if a == b)
-        base = sequence.base
-        step = self._commit(
-            fresh,
-            tuple(
-                Origin.RELAXED if base + i in self._marked else Origin.TARGET
-                for i in range(len(fresh))
-            ),
-        )
-        self._marked.clear()
+        origins = self._charges.origins(range(sequence.base, sequence.base + len(fresh)))
+        step = self._commit(fresh, origins)
         self.generation.count(drafted=0, accepted=0, kept=len(step.tokens))
         self._pilot.streamed(len(step.tokens), frame.load, now)
         return self._told(Judged(tokens=len(step.tokens), load=frame.load), step)
@@ -461,10 +337,9 @@ class EdgeSession:
             entry = TokenLogprob(token=token, logprob=logprob, top=top)
             if frame.start + i >= self.generation.sequence.base:
                 self._logprobs[frame.start + i] = entry
-        awaited = self._awaited
-        if awaited is None or frame.start != self.generation.sequence.base:
+        if self._corrections.chosen is None or frame.start != self.generation.sequence.base:
             return None
-        return self._commit_choice(awaited, now)
+        return self._commit_choice(now)
 
     def on_done(self, frame: Done) -> None:
         """The cloud says the answer is complete: both sides must hold the same ids (I10)."""
@@ -472,8 +347,7 @@ class EdgeSession:
         digest = self._digest.of(sequence.committed)
         if self.generation.finish is None or digest != frame.digest:
             raise RemoteError(Code.DIGEST, "edge and cloud end with different ids", self.number)
-        if self.relaxation is not None:
-            self._charge(frame.spent, frame.max_jsd)
+        self._charges.done(frame)
         counters = self.generation.counters
         counters.near_ties = frame.near_ties
         counters.drafted += frame.own_drafted
@@ -495,119 +369,47 @@ class EdgeSession:
         )
         step = self.generation.commit(tokens, origins, logprobs)
         if sequence.epoch == epoch:
-            settled = len(tail) - len(sequence.tail)
-            del self._rows[:settled], self._sketches[:settled]
-            self._sent = max(0, self._sent - settled)
+            self._outbox.settle(len(tail) - len(sequence.tail))
         else:
             agreed = sum(1 for a, b in zip(tail, step.tokens, strict=False) if a == b)
             self.wasted += max(0, len(tail) - agreed - 1)
-            self._rows.clear()
-            self._sketches.clear()
-            self._sent = 0
+            self._outbox.drop()
             self._pilot.dropped()
         self._refused = False
-        self._awaited = None
-        self._dialogue = None
+        self._corrections.close()
         return step
 
     # ---------------------------------------------------------------- residual dialogue
 
-    def on_proposals(self, frame: Proposals, now: float) -> tuple[Step | None, tuple[Message, ...]]:
-        """A draft was rejected (ratio rule): choose from the residual, or ask for more."""
-        dialogue = self._begun(frame, now)
-        if dialogue is None:
-            return None, ()
-        return self._answer(frame, proposal_step(frame.first), dialogue.on_proposals(frame), now)
-
-    def on_top_k(self, frame: TopK, now: float) -> tuple[Step | None, tuple[Message, ...]]:
-        """The same, by the likeliest ids of p."""
-        if not self.reply.k:
-            raise RemoteError(Code.STATE, "a list nobody asked for", self.number)
-        dialogue = self._begun(frame, now)
-        if dialogue is None:
-            return None, ()
-        step = ResidualStep.LARGER_K if frame.first else ResidualStep.TOP_K
-        return self._answer(frame, step, dialogue.on_list(frame, self.tv), now)
-
-    def on_row(self, frame: Row, now: float) -> tuple[Step | None, tuple[Message, ...]]:
-        """The last resort: p itself."""
-        dialogue = self._dialogue
-        if dialogue is None or frame.position != dialogue.position:
-            return None, ()
-        return self._answer(frame, ResidualStep.FULL_ROW, dialogue.on_row(frame), now)
-
-    def _begun(self, frame: Proposals | TopK, now: float) -> EdgeDialogue | None:
-        """The dialogue that the frame is of; None: it is of one that has ended."""
-        sequence = self.generation.sequence
-        if self._old(frame.start, now) or self.generation.finish is not None:
-            return None
-        sent = frame.epoch == sequence.epoch and frame.accepted < len(sequence.tail)
-        if not sent or not self._needs_q:
-            raise RemoteError(Code.STATE, "rejection of a draft that was never sent", self.number)
-        known = self._dialogue
-        if known is None or known.accepted != frame.accepted:
-            known = self._dialogue = EdgeDialogue(
-                start=frame.start,
-                drafted=frame.drafted,
-                accepted=frame.accepted,
-                load=frame.load,
-                q=self._rows[frame.accepted][1],
-                seed=self.generation.params.seed,
-            )
-        # A verifier that rebuilt the session may have judged a longer block.
-        known.drafted, known.load = frame.drafted, frame.load
-        return known
-
-    def _answer(
-        self,
-        frame: Proposals | TopK | Row,
-        step: ResidualStep,
-        found: Choice | Call | None,
-        now: float,
+    def on_residual(
+        self, frame: Proposals | TopK | Row, now: float
     ) -> tuple[Step | None, tuple[Message, ...]]:
-        """Say what came of a frame of the dialogue, and count what both took."""
-        dialogue = self._dialogue
-        assert dialogue is not None, "a frame was judged in it"
-        if found is None:
+        """A draft was rejected (ratio rule): choose from the residual, or ask for more."""
+        if isinstance(frame, TopK):
+            self._corrections.require_wish()
+        if not isinstance(frame, Row) and (
+            self._old(frame.start, now) or self.generation.finish is not None
+        ):
             return None, ()
-        if isinstance(found, Call):
-            answer = Correct(
-                session=self.number,
-                position=dialogue.position,
-                have=found.have,
-                listed=found.listed,
-            )
-        else:
-            answer = self._correct(dialogue, found)
-        self.generation.counters.exchanged(
-            step.value, down=len(encode(frame)), up=len(encode(answer))
-        )
-        if isinstance(found, Call):
+        answer = self._corrections.hear(frame)
+        if answer is None:
+            return None, ()
+        # Log-probabilities are the target's, so the cloud tells them once it knows the token: until
+        # then nothing is shown, or tokens and log-probabilities would part.
+        if self._corrections.chosen is None or self.generation.params.logprobs is not None:
             return None, (answer,)
-        if self.generation.params.logprobs is not None:
-            # They are the target's, so the cloud tells them once it knows the token: until then
-            # nothing is shown, or tokens and log-probabilities would part.
-            self._awaited = found
-            return None, (answer,)
-        return self._commit_choice(found, now), (answer,)
+        return self._commit_choice(now), (answer,)
 
-    def _correct(self, dialogue: EdgeDialogue, choice: Choice) -> Correct:
-        left = self.tv.charged(choice.charge).left if choice.charge else None
-        return Correct(
-            session=self.number, position=dialogue.position, token=choice.token, left=left
-        )
-
-    def _commit_choice(self, choice: Choice, now: float) -> Step:
+    def _commit_choice(self, now: float) -> Step:
         """The token drawn from the residual takes its place."""
-        dialogue = self._dialogue
-        assert dialogue is not None, "a choice is made in one"
+        dialogue, choice = self._corrections.open, self._corrections.chosen
+        assert dialogue is not None, "a choice is made in a dialogue"
+        assert choice is not None, "it has been made"
         accepted = dialogue.accepted
-        tokens = (*self.generation.sequence.tail[:accepted], choice.token)
-        last = Origin.TRUNCATED if choice.charge else Origin.CORRECTION
-        step = self._commit(tokens, (*[Origin.DRAFT] * accepted, last))
+        step = self._commit(*self._corrections.tokens())
         kept = len(step.tokens)
         if kept > accepted:  # else an end came before it, and nobody sees it
-            self.tv = self.tv.charged(choice.charge)
+            self._corrections.tv = self.tv.charged(choice.charge)
         self.generation.count(
             drafted=dialogue.drafted, accepted=accepted, kept=kept, residual=choice.step.value
         )
@@ -626,19 +428,18 @@ class EdgeSession:
     @property
     def deadline(self) -> float | None:
         """When `retry` is due; None while nothing is outstanding."""
-        waiting = self._sent > 0 or self._asked == self.generation.sequence.base
+        waiting = self._outbox.sent > 0 or self._asked == self.generation.sequence.base
         if self.generation.finish is not None or not waiting:
             return None
         return self._progress + self._retry_after
 
     def retry(self, now: float) -> tuple[Message, ...]:
         """Send what is unanswered again, exactly as it was."""
-        self._sent = 0
+        self._outbox.sent = 0
         self._asked = None
         frames = self.unsent(now)
-        if self._awaited is None or self._dialogue is None:
-            return frames
-        return (*frames, self._correct(self._dialogue, self._awaited))
+        choice = self._corrections.again()
+        return frames if choice is None else (*frames, choice)
 
     @property
     def prefix_digest(self) -> bytes:

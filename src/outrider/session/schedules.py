@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from outrider.session.cloud import StepPolicy, Take
-from outrider.session.edge import WindowPolicy
+from outrider.session.window import WindowPolicy
 
 MAX_WINDOW: Final = 256
 """Most unjudged drafts of a session: two seconds ahead of a fast draft model."""

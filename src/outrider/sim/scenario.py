@@ -17,9 +17,9 @@ from outrider.control.registry import parse as parse_controller
 from outrider.core.link import Link, LinkError, Server, parse_link, seconds
 from outrider.core.tokens import ParameterError, Rule
 from outrider.proto.connection import usable
-from outrider.session.edge import MAX_GROWTH
 from outrider.session.schedules import DEFAULT_GROWTH, DEFAULT_WINDOW, MAX_WINDOW, Schedule
 from outrider.session.service import MAX_CLOUD_DRAFT
+from outrider.session.window import MAX_GROWTH
 from outrider.sim.acceptance import (
     Acceptance,
     ByDepth,
