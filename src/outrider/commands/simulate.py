@@ -17,6 +17,7 @@ from outrider.commands.options import Json
 from outrider.commands.traces import bars
 
 if TYPE_CHECKING:
+    from outrider.session.schedules import Schedule
     from outrider.sim.campaign import Campaign, Report
     from outrider.sim.scenario import Record, Scenario
 
@@ -348,12 +349,10 @@ def _scale(scenario: Scenario, *, as_json: bool) -> None:
 
     with bars() as show:
         known = schedules(scenario)
-        total, done = len(known) * scenario.clouds, 0
 
-        def told() -> None:
-            nonlocal done
-            done += 1
-            show("runs", done, total)
+        def told(schedule: Schedule, share: float) -> None:
+            done = int(scenario.duration * share)
+            show(schedule, done, int(scenario.duration))
 
         try:
             rows = [found.as_dict() for found in crowds(scenario, told=told)]
