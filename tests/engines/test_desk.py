@@ -201,6 +201,30 @@ def test_prompts_with_one_head_share_it_while_both_run():
     assert fed(made, 3, head(10, 1, 2)) == 12, "a few ids are not worth it"
 
 
+def test_a_short_prompt_and_its_answer_are_shared_with_the_next_turn():
+    made = desk()
+    fed(made, 1, head(10))
+    fed(made, 1, head(25))
+    assert fed(made, 2, head(25, 1)) == 1, "while it runs"
+    made.release(1)
+    assert fed(made, 3, head(25, 2)) == 1, "and when it is over"
+
+
+def test_only_slots_that_begin_alike_are_looked_at(monkeypatch: pytest.MonkeyPatch):
+    """Most of many parked slots hold something else: reading them all is slower than the
+    forward."""
+    made = desk(slots=40)
+    for key in range(30):
+        fed(made, key, (key % VOCAB, key // VOCAB, *head(20)))
+        made.release(key)
+    fed(made, 50, head(30))
+    read: list[int] = []
+    tokens = made.model.tokens
+    monkeypatch.setattr(made.model, "tokens", lambda slot: read.append(slot) or tokens(slot))
+    fed(made, 60, head(30, 1))
+    assert set(read) == {made._slots[50], made._slots[60]}
+
+
 def test_nothing_is_shared_across_tenants():
     made = desk()
     fed(made, 1, head(40))

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -90,6 +90,19 @@ class _Part:
     draft: Draft | None = None
 
 
+class _Kin(NamedTuple):
+    """What a session must have in common with a slot before their ids are compared to the end:
+    most of many slots begin otherwise."""
+
+    tenant: str
+    head: tuple[int, ...]
+    """The first MIN_SHARED ids."""
+
+
+def _kin(job: DeskJob) -> _Kin:
+    return _Kin(job.tenant, job.committed[:MIN_SHARED])
+
+
 class SlotDesk:
     """See the module docstring. Used by one thread, like the engine it owns."""
 
@@ -104,9 +117,9 @@ class SlotDesk:
         self._drafter = drafter
         self._chunk = chunk
         self._slots: OrderedDict[int, int] = OrderedDict()
-        self._parked: OrderedDict[int, str] = OrderedDict()
-        """Slots of sessions that are over and their tenants, oldest first."""
-        self._tenants: dict[int, str] = {}
+        self._parked: OrderedDict[int, _Kin] = OrderedDict()
+        """Slots of sessions that are over, oldest first."""
+        self._kin: dict[int, _Kin] = {}
         """Of each key that has a slot."""
         self.shared_ids = 0
         """Ids that were found in a slot of an earlier or another session."""
@@ -184,14 +197,17 @@ class SlotDesk:
         slot = self._slots.get(job.key)
         if slot is None:
             slot = self._slots[job.key] = self._begun(job, busy)
-            self._tenants[job.key] = job.tenant
+        self._kin[job.key] = _kin(job)  # the head of a short prompt grows
         self._slots.move_to_end(job.key)
         return slot
 
     def _begun(self, job: DeskJob, busy: set[int]) -> int:
         """A slot for a new session, with what the tenant's other slots hold of its ids."""
-        mine = [s for s, tenant in self._parked.items() if tenant == job.tenant]
-        mine += [s for k, s in self._slots.items() if self._tenants[k] == job.tenant]
+        if len(job.committed) <= MIN_SHARED:
+            return self._open(busy)
+        kin = _kin(job)
+        mine = [s for s, other in self._parked.items() if other == kin]
+        mine += [s for k, s in self._slots.items() if self._kin[k] == kin]
         alike = {s: plan_prefix(self.model.tokens(s), job.committed) for s in mine}
         best = max(alike, key=lambda s: alike[s], default=None)
         shared = min(alike[best], len(job.committed) - 1) if best is not None else 0
@@ -246,8 +262,8 @@ class SlotDesk:
 
     def _unpark(self, keep: int | None) -> bool:
         """Give a parked slot up, if there is one."""
-        counts = Counter(self._parked.values())
-        free = {s: counts[tenant] for s, tenant in self._parked.items() if s != keep}
+        counts = Counter(kin.tenant for kin in self._parked.values())
+        free = {s: counts[kin.tenant] for s, kin in self._parked.items() if s != keep}
         slot = max(free, key=lambda s: free[s], default=None)
         if slot is not None:
             del self._parked[slot]
@@ -255,7 +271,7 @@ class SlotDesk:
         return slot is not None
 
     def _forget(self, key: int) -> int:
-        del self._tenants[key]
+        del self._kin[key]
         return self._slots.pop(key)
 
     def release(self, key: int) -> None:
@@ -264,8 +280,8 @@ class SlotDesk:
         self._filling.discard(key)
         self._whole.discard(key)
         if key in self._slots:
-            tenant = self._tenants[key]
-            self._parked[self._forget(key)] = tenant
+            kin = self._kin[key]
+            self._parked[self._forget(key)] = kin
         session = self._drafts.pop(key, None)
         if session is not None:
             session.close()
