@@ -17,7 +17,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from live import TARGET, TOKENIZER, Watched, alone, pair, run, until
+from live import TARGET, TOKENIZER, Watched, alone, drafter, pair, run, server, toy, until
 from outrider import cli
 from outrider.commands.chatting import Chat, parsed, settings_of
 from outrider.commands.errors import CommandError
@@ -213,6 +213,45 @@ def test_a_gateway_answers_the_same():
             assert "is outrider serve or outrider edge running there?" in screen.take()
 
     run(work())
+
+
+@pytest.mark.parametrize("through", ["edge", "gateway"])
+def test_a_verifier_that_goes_is_told_beside_the_answer(
+    through: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+):
+    """On stderr; a gateway says it in its log and, to whoever streams, in comments."""
+
+    async def work() -> None:
+        screen = Screen()
+        async with (
+            served(cloud={"pace": 0.01}) as gateway,
+            httpx.AsyncClient(base_url=gateway.url) as http,
+        ):
+            both = gateway.pair
+            local = EdgeVoice(both.edge, Manner())
+            voice = local if through == "edge" else GatewayVoice(http, gateway.url)
+            settings = SETTINGS | {"max_tokens": 80, "schedule": "sync"}
+            talk = Chat(voice, "toy", screen.console, settings=settings)
+            answer = asyncio.ensure_future(talk.take("hi"))
+            await until(lambda: len(screen.file.getvalue()) > 5)
+            port = both.cloud.port
+            await both.cloud.stop()
+            await until(lambda: both.edge.contact.attempt > 1)
+            fresh = server(toy(TARGET), own_draft=drafter(), port=port)
+            await fresh.start()
+            assert await answer
+            assert screen.take().startswith(text_of(said("user", "hi"), max_tokens=80))
+            await both.edge.close()
+            await fresh.stop()
+
+    run(work())
+    told = [line for line in capsys.readouterr().err.splitlines() if "verifier" in line]
+    assert len(told) == 2
+    assert told[0].startswith("no link to the verifier")
+    assert "): reconnecting, attempt 1, gives up in " in told[0] or through == "gateway"
+    assert told[1].startswith("the verifier is there again after ")
+    logged = [r.facts["link"] for r in caplog.records if r.message == "link to the verifier"]
+    assert logged == ["down", "up"], "warnings: further attempts are for those who look closer"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.edgestream import CloudError
 from outrider.runtime.local import GenerationRequest, LocalGenerator
 from outrider.runtime.process import CloudProcess, CloudProcessError, pin
+from outrider.runtime.status import fetch_status
 from outrider.session.generation import Step
 from outrider.session.schedules import Schedule
 
@@ -283,16 +284,17 @@ def test_patience_is_short_for_a_first_contact_only(monkeypatch: pytest.MonkeyPa
             assert config.give_up == 30.0
             go = asyncio.Event()
 
-            async def steps() -> AsyncIterator[Step]:
-                await go.wait()
-                yield late
+            class Late:
+                async def told(self) -> AsyncIterator[Step]:
+                    await go.wait()
+                    yield late
 
             late = Step(tokens=(1,), pieces=("a",), origins=(Origin.TARGET,))
             with pytest.raises(CloudError, match="no verifier has answered") as gone:
-                await remote.first(steps(), runtime)
+                await anext(remote.told(Late(), runtime))
             assert gone.value.code is Code.UNREACHABLE
             runtime.peer = greeting(vocabulary.tokenizer, 4096)
-            first = asyncio.ensure_future(remote.first(steps(), runtime))
+            first = asyncio.ensure_future(anext(remote.told(Late(), runtime)))
             asyncio.get_running_loop().call_later(0.05, go.set)
             assert await first is late
 
@@ -309,6 +311,64 @@ def test_what_the_command_asks_of_the_edge(monkeypatch: pytest.MonkeyPatch):
     words = ["generate", "hi", *TARGET, *DRAFT, "--cloud", "ws://127.0.0.1:1"]
     assert cli.run(words) == 0
     assert seen == [EdgeConfig(url="ws://127.0.0.1:1")], "the edge's own patience, too"
+
+
+async def said(pipe: asyncio.StreamReader, words: str) -> str:
+    """The line of a process that holds these words, once it has said it."""
+    async for line in pipe:
+        if words in (text := line.decode()):
+            return text
+    raise AssertionError(f"it ended without saying {words!r}")
+
+
+def test_who_waits_is_told_that_the_verifier_is_silent_or_gone_and_gets_the_same_answer():
+    """It showed nothing for half a minute. Stopped, a verifier is like one behind a cut cable:
+    nothing closes; killed, it is gone at once."""
+    words = ["--model", "toy:1", "--target-pace", "30"]
+
+    async def work() -> None:
+        cloud = CloudProcess(words)
+        await cloud.start()
+        port = cloud.url.rpartition(":")[2]
+        successor = CloudProcess([*words, "--listen", f"127.0.0.1:{port}"])
+        asked = ("--seed", "7", "--max-tokens", "200", "--temperature", "1", "--ignore-eos")
+        more = ("--schedule", "sync", "--json")
+        edge = await start(
+            "generate", "hi", *TARGET, *DRAFT, "--cloud", cloud.url, *asked, *more
+        )  # fmt: skip
+        assert edge.stderr is not None
+        try:
+            await busy(cloud.url)
+            cloud.signal(signal.SIGSTOP)
+            silent = await said(edge.stderr, "nothing heard of the verifier for 3 s")
+            assert "reconnecting in 7 s" in silent
+            cloud.signal(signal.SIGCONT)
+            await said(edge.stderr, "the verifier is there again after")
+            cloud.kill()
+            gone = await said(edge.stderr, "no link to the verifier (")
+            assert "): reconnecting, attempt 1, gives up in 30 s" in gone
+            await cloud.wait()
+            await successor.start()
+            await said(edge.stderr, "the verifier is there again after")
+            out, _ = await edge.communicate()
+        finally:
+            cloud.signal(signal.SIGCONT)
+            await cloud.stop()
+            await successor.stop()
+        assert edge.returncode == 0
+        facts = json.loads(out)
+        assert facts["token_ids"] == expected(max_tokens=200)
+        assert facts["reconnects"] == 1
+
+    run(work())
+
+
+async def busy(url: str) -> None:
+    """Until the verifier has an answer under way."""
+    facts: dict[str, object] | None = None
+    while not facts or not facts["sessions"]:
+        await asyncio.sleep(0.02)
+        facts = await fetch_status(EdgeConfig(url=url))
 
 
 def test_a_verifier_out_of_files_says_so_in_one_line():

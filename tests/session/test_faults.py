@@ -28,7 +28,15 @@ from outrider.proto.messages import (
     Tokens,
     Verdict,
 )
-from outrider.session.client import Ended, Failed, LinkDown, LinkUp, Progress
+from outrider.session.client import (
+    Ended,
+    Failed,
+    LinkDown,
+    LinkHeard,
+    LinkQuiet,
+    LinkUp,
+    Progress,
+)
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import Schedule
 from outrider.session.service import CloudService
@@ -441,6 +449,39 @@ def test_black_hole():
     assert 1.0 < down <= 1.0 + 2.0 + 0.2
     assert tuple(edge.answers[number].ids) == alone(TARGET, PROMPT, params, vocab_size=VOCAB)
     assert edge.client.tally.reconnects == 1
+
+
+def test_who_waits_is_told_of_silence_long_before_the_link_counts_as_dead():
+    params = SamplingParams(seed=9, max_tokens=60, ignore_eos=True)
+    w = World(TARGET, draft(0.3), vocab_size=VOCAB, step_time=lambda _: 0.05)
+    edge = w.edges[0]
+    number = edge.ask(PROMPT, params, schedule=Schedule.SYNC)
+    w.run(until=1.0)
+    w.darken()
+    w.run()
+    told = [(at, e) for at, e in edge.events if isinstance(e, LinkQuiet | LinkHeard | LinkDown)]
+    (at, quiet), (later, down) = told
+    assert isinstance(quiet, LinkQuiet)
+    assert at == pytest.approx(quiet.since + 3.0)
+    assert quiet.since <= 1.1
+    assert isinstance(down, LinkDown)
+    assert later == pytest.approx(quiet.dead_at) == pytest.approx(quiet.since + 10.0)
+    assert (down.attempts, down.gives_up_at) == (0, pytest.approx(later + 30.0))
+    assert tuple(edge.answers[number].ids) == alone(TARGET, PROMPT, params, vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.SYNC, Schedule.CLOUD_ONLY])
+def test_a_slow_forward_is_no_silence(schedule: Schedule):
+    """The cloud answers a PING while it works, and an idle link needs to say nothing."""
+    params = SamplingParams(seed=9, max_tokens=6, ignore_eos=True)
+    w = World(TARGET, draft(0.3), vocab_size=VOCAB, step_time=lambda _: 7.0)
+    edge = w.edges[0]
+    number = edge.ask(PROMPT, params, schedule=schedule)
+    w.run()
+    w.later(4.5, lambda: edge.ask(PROMPT, params, schedule=schedule))
+    w.run()
+    assert not [e for _, e in edge.events if isinstance(e, LinkQuiet)]
+    assert tuple(edge.answers[number].ids) == alone(TARGET, PROMPT, params, vocab_size=VOCAB)
 
 
 def test_a_silent_edge_costs_no_forward_and_goes_after_its_grace():

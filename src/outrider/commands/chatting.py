@@ -20,8 +20,10 @@ from rich.text import Text
 
 from outrider.commands.demotable import COLOURS, legend
 from outrider.commands.errors import CommandError
+from outrider.commands.linkline import LinkLine
 from outrider.commands.voices import Voice
 from outrider.core.tokens import Origin
+from outrider.runtime.contact import Contact
 
 SAMPLING: Final = (
     *("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"),
@@ -209,8 +211,16 @@ class Chat:
         return turn
 
     async def _stream(self, turn: Turn) -> None:
+        with LinkLine() as line:
+            await self._show_all(turn, line)
+
+    async def _show_all(self, turn: Turn, line: LinkLine) -> None:
         async with aclosing(self._voice.ask(turn.body)) as parts:  # type: ignore[type-var]
             async for part in parts:
+                if isinstance(part, Contact):
+                    line.show(part, within=bool(turn.text) and not turn.text[-1].endswith("\n"))
+                    continue
+                line.clear()
                 turn.ids += part.ids
                 turn.text += part.pieces
                 turn.origins += part.origins

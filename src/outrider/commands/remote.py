@@ -10,7 +10,7 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -18,10 +18,12 @@ from urllib.parse import urlsplit
 
 from outrider.commands import console, models, specs
 from outrider.commands.errors import CommandError
+from outrider.commands.linkline import LinkLine
 from outrider.core.relaxation import Relaxation
 from outrider.core.residual import TopKReply
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.proto.messages import Code
+from outrider.runtime.contact import Contact
 from outrider.session.client import Failed
 from outrider.session.generation import Step
 from outrider.session.schedules import Schedule
@@ -172,12 +174,27 @@ def must_resolve(url: str) -> None:
         raise OSError(f"--cloud: cannot find {parts.hostname}: {error.strerror}") from None
 
 
-async def first(steps: AsyncIterator[Step], runtime: Any) -> Step | None:
-    """The first step, or None if there is none. Raises CloudError when no verifier has greeted
-    for PATIENCE_S."""
-    waiting = asyncio.ensure_future(anext(steps, None))
+async def told(stream: Any, runtime: Any) -> AsyncIterator[Step | Contact]:
+    """Steps of an answer, and what becomes of the link meanwhile. Raises CloudError when no
+    verifier has greeted for PATIENCE_S."""
+    patient = time.monotonic() + PATIENCE_S
+    async with aclosing(stream.told()) as items:
+        while True:
+            item = await _next(items, runtime, patient)
+            if item is None:
+                return
+            if isinstance(item, Contact) and runtime.peer is None:
+                item = replace(item, until=patient, first=True)
+            yield item
+
+
+async def _next(items: Any, runtime: Any, patient: float) -> Any:
+    """None: there is no further one. `patient`: until when, unless a verifier greets."""
+    if runtime.peer is not None:
+        return await anext(items, None)
+    waiting = asyncio.ensure_future(anext(items, None))
     try:
-        await asyncio.wait((waiting,), timeout=PATIENCE_S)
+        await asyncio.wait((waiting,), timeout=max(0.0, patient - time.monotonic()))
         if not waiting.done() and runtime.peer is None:
             message = f"no verifier has answered for {PATIENCE_S:g} s"
             error = runtime.failure(Failed(session=0, code=Code.UNREACHABLE, message=message))
@@ -209,17 +226,22 @@ async def _ask(
         ) as runtime:
             stream = await runtime.stream(request)
             began = time.monotonic()
+            line = stack.enter_context(LinkLine())
+            within = False
             try:
-                steps = aiter(stream)
-                step = await first(steps, runtime)
-                while step is not None:
+                async for step in told(stream, runtime):
+                    if isinstance(step, Contact):
+                        line.show(step, within=within)
+                        continue
+                    line.clear()
                     if not as_json:
                         sys.stdout.write(step.text)
                         sys.stdout.flush()
+                        within = not step.text.endswith("\n") if step.text else within
                     if trace is not None:
                         trace.write(_record(time.monotonic() - began, step))
-                    step = await anext(steps, None)
             finally:
+                line.clear()
                 stream.close()
                 if not as_json and stream.result.generation.token_ids:
                     sys.stdout.write("\n")

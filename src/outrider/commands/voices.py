@@ -7,6 +7,7 @@ tell the rounds of the answer; behind the last one `account` holds what it took.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -14,7 +15,10 @@ from typing import Any, Final, Protocol
 from outrider.commands import remote
 from outrider.commands.errors import CommandError
 from outrider.core.tokens import Origin
+from outrider.runtime.contact import Contact, Link
 
+LINK: Final = ": outrider "
+"""Begins the comment by which a gateway says how its link stands (docs/api.md)."""
 SILENCE_S: Final = 120.0
 """Seconds for which a gateway may send nothing: a long prompt on a slow target takes so long."""
 
@@ -40,7 +44,7 @@ class Voice(Protocol):
         """Whether a request could be answered, as far as that is known before it is asked."""
         ...
 
-    def ask(self, body: Mapping[str, Any]) -> AsyncIterator[Part]: ...
+    def ask(self, body: Mapping[str, Any]) -> AsyncIterator[Part | Contact]: ...
 
 
 class EdgeVoice:
@@ -71,7 +75,7 @@ class EdgeVoice:
         except (ApiError, ParameterError) as error:
             raise CommandError(str(error)) from None
 
-    async def ask(self, body: Mapping[str, Any]) -> AsyncIterator[Part]:
+    async def ask(self, body: Mapping[str, Any]) -> AsyncIterator[Part | Contact]:
         from outrider.gateway import prompts
         from outrider.gateway.errors import explain
 
@@ -83,14 +87,14 @@ class EdgeVoice:
             prompts.require_room(ids, runtime.context_length, "messages")
             stream = await runtime.stream(asked.choice(ids, 0))
             try:
-                steps = aiter(stream)
-                step = await remote.first(steps, runtime)
-                while step is not None:
+                async for step in remote.told(stream, runtime):
+                    if isinstance(step, Contact):
+                        yield step
+                        continue
                     way = step.round.network_s if step.round else None
                     yield Part(
                         ids=step.tokens, pieces=step.pieces, origins=step.origins, network_s=way
                     )
-                    step = await anext(steps, None)
             finally:
                 stream.close()
                 self.account = stream.result.as_dict()
@@ -120,7 +124,7 @@ class GatewayVoice:
     def check(self, body: Mapping[str, Any]) -> None:
         """The gateway checks what it is asked."""
 
-    async def ask(self, body: Mapping[str, Any]) -> AsyncIterator[Part]:
+    async def ask(self, body: Mapping[str, Any]) -> AsyncIterator[Part | Contact]:
         self.account = None
         request = {
             "url": "/v1/chat/completions",
@@ -130,8 +134,11 @@ class GatewayVoice:
         async with _Worded(self._url), self._http.stream("POST", **request) as response:
             await _require(response)
             async for line in response.aiter_lines():
+                if line.startswith(LINK):
+                    yield _contact(json.loads(line.removeprefix(LINK)))
+                    continue
                 data = line.removeprefix("data: ")
-                if not data:
+                if not data or line.startswith(":"):
                     continue
                 if data == "[DONE]":
                     return
@@ -144,6 +151,18 @@ class GatewayVoice:
                 elif told:
                     yield _part(told)
         raise CommandError("the gateway ended the stream before the answer: ask again")
+
+
+def _contact(told: Mapping[str, Any]) -> Contact:
+    """As the gateway tells it, on the clock of this process."""
+    now = time.monotonic()
+    left = told.get("gives_up_s", told.get("dead_s"))
+    return Contact(
+        link=Link(told["link"]),
+        since=now - float(told.get("since_s", 0.0)),
+        attempt=int(told.get("attempt", 0)),
+        until=None if left is None else now + float(left),
+    )
 
 
 def _part(told: Mapping[str, Any]) -> Part:

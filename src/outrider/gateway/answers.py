@@ -10,6 +10,7 @@ from typing import Final
 
 from outrider.gateway.errors import ApiError
 from outrider.gateway.tracing import NoTracing, Tracing
+from outrider.runtime.contact import Contact
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.edgestream import EdgeResult, EdgeStream
@@ -23,6 +24,10 @@ MAX_UNREAD: Final = 2048
 """Rounds that a client may be behind, whatever a cloud sends that was told to wait."""
 HELD_BACK: Final = 64
 """Rounds of several answers that wait to be written, before each answer waits by itself."""
+
+
+Told = Step | Contact | None
+"""A round, what has become of the link to the cloud, or the end."""
 
 
 @dataclass(slots=True)
@@ -40,7 +45,7 @@ class Choice:
         assert self.stream is not None, "the answer was not asked for"
         return self.stream.result
 
-    async def steps(self, runtime: EdgeRuntime) -> AsyncIterator[tuple[Choice, Step | None]]:
+    async def steps(self, runtime: EdgeRuntime) -> AsyncIterator[tuple[Choice, Told]]:
         """Ask, hand out rounds as they come, and None behind the last. Raises CloudError,
         ParameterError; ApiError for a reader that stays too far behind."""
         runtime.forgive()
@@ -48,9 +53,10 @@ class Choice:
         ended: BaseException | None = None
         try:
             self.stream = await runtime.stream(self.request)
-            async with aclosing(aiter(self.stream)) as steps:  # type: ignore[type-var]
+            async with aclosing(self.stream.told()) as steps:  # type: ignore[type-var]
                 async for step in steps:
-                    trace.round(step)
+                    if isinstance(step, Step):
+                        trace.round(step)
                     yield self, step
                     if self.stream.behind_s > MAX_PAUSE_S or self.stream.unread > MAX_UNREAD:
                         raise ApiError(
@@ -68,14 +74,14 @@ class Choice:
 
 async def merged(
     choices: Sequence[Choice], runtime: EdgeRuntime
-) -> AsyncIterator[tuple[Choice, Step | None]]:
+) -> AsyncIterator[tuple[Choice, Told]]:
     """The rounds of all answers, each in its order. Raises what the first to fail raises."""
     if len(choices) == 1:
         async with aclosing(choices[0].steps(runtime)) as steps:  # type: ignore[type-var]
             async for item in steps:
                 yield item
         return
-    queue: asyncio.Queue[tuple[Choice, Step | None] | BaseException] = asyncio.Queue(HELD_BACK)
+    queue: asyncio.Queue[tuple[Choice, Told] | BaseException] = asyncio.Queue(HELD_BACK)
     tasks = [
         asyncio.create_task(_feed(choice, runtime, queue), name=f"outrider-choice-{choice.index}")
         for choice in choices
@@ -97,7 +103,7 @@ async def merged(
 async def _feed(
     choice: Choice,
     runtime: EdgeRuntime,
-    queue: asyncio.Queue[tuple[Choice, Step | None] | BaseException],
+    queue: asyncio.Queue[tuple[Choice, Told] | BaseException],
 ) -> None:
     try:
         async with aclosing(choice.steps(runtime)) as steps:  # type: ignore[type-var]

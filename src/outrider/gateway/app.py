@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,8 +25,11 @@ from outrider.gateway.schema import ChatRequest, CompletionRequest
 from outrider.gateway.tracing import NoTracing, Tracing
 from outrider.gateway.wishes import Manner
 from outrider.runtime.access import Logins, is_loopback
+from outrider.runtime.contact import Contact
 from outrider.runtime.edge import EdgeRuntime
 from outrider.session.quotas import TenantLimits
+
+log = logging.getLogger("outrider.gateway")
 
 TITLE: Final = "Outrider gateway"
 HTTP_WORDS: Final = {404: "not_found", 405: "method_not_allowed"}
@@ -71,6 +76,7 @@ def make_app(runtime: EdgeRuntime, config: GatewayConfig) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.gateway = gateway
+    runtime.told = _log_link
     _add_routes(app, gateway)
     page.mount(app, gateway)
     app.add_exception_handler(HTTPException, _http_error)
@@ -149,6 +155,14 @@ def _model(name: str) -> dict[str, Any]:
 def _fingerprint(model: str, vocabulary: str) -> str:
     digest = hashlib.sha256(f"{model}\n{vocabulary}".encode()).hexdigest()
     return f"fp_{digest[:12]}"
+
+
+def _log_link(contact: Contact) -> None:
+    """Each change of state is worth a warning; further attempts are for those who look closer."""
+    level = logging.WARNING if contact.attempt <= 1 else logging.INFO
+    now = time.monotonic()
+    facts = contact.facts(now) | ({"reason": contact.reason} if contact.reason else {})
+    log.log(level, "link to the verifier", extra={"facts": facts})
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:

@@ -36,11 +36,13 @@ from outrider.gateway.prompts import LONG_BODY, Lanes
 from outrider.gateway.schema import ChatRequest, CompletionRequest, refuse
 from outrider.gateway.scoring import score
 from outrider.gateway.shapes import ChatShape, Head, Shape, TextShape
-from outrider.gateway.sse import Teller, event
+from outrider.gateway.sse import Teller, comment, event
 from outrider.gateway.tracing import Tracing
 from outrider.gateway.wishes import MAX_CHOICES, Manner, Wishes, wishes
+from outrider.runtime.contact import Contact, Link
 from outrider.runtime.discreet import outline
 from outrider.runtime.edge import EdgeRuntime
+from outrider.session.generation import Step
 
 log = logging.getLogger("outrider.gateway")
 
@@ -246,7 +248,15 @@ class Exchange(Response):
     async def _stream(self, teller: Teller, choices: Sequence[Choice]) -> None:
         ahead = teller.open()
         async with aclosing(merged(choices, self._gateway.runtime)) as rounds:  # type: ignore[type-var]
+            known: Contact | None = None
             async for choice, step in rounds:
+                if isinstance(step, Contact):
+                    # Before the first round a failure is still a status (rule 1).
+                    news = step is not known and (known or step.link is not Link.UP)
+                    known = step
+                    if self._status and news:
+                        await self._send(comment(step.facts(time.monotonic())))
+                    continue
                 if not self._status:
                     await self._start("text/event-stream", {"cache-control": "no-cache"})
                 said = teller.close(choice) if step is None else teller.step(choice, step)
@@ -258,7 +268,7 @@ class Exchange(Response):
     async def _whole(self, teller: Teller, choices: Sequence[Choice]) -> None:
         async with aclosing(merged(choices, self._gateway.runtime)) as rounds:  # type: ignore[type-var]
             async for choice, step in rounds:
-                if step is not None:
+                if isinstance(step, Step):
                     teller.note(choice, step)
         body = teller.whole()
         await self._start("application/json", {"content-length": str(len(body))})

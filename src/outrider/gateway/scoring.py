@@ -15,6 +15,7 @@ from outrider.core.tokens import Rule, SamplingParams, TokenLogprob
 from outrider.gateway.answers import Choice, merged
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgerequest import EdgeRequest
+from outrider.session.generation import Step
 from outrider.session.schedules import Schedule
 
 BLOCK: Final = 32
@@ -37,7 +38,7 @@ async def score(
     if choices:
         async with aclosing(merged(choices, runtime)) as rounds:  # type: ignore[type-var]
             async for choice, step in rounds:
-                if step is not None:
+                if isinstance(step, Step):
                     found[choice.index] += step.logprobs
     return [tuple(entries) for entries in found]
 

@@ -6,7 +6,7 @@ says of each token who wrote it (docs/api.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -20,6 +20,8 @@ from outrider.gateway.wishes import Wishes
 from outrider.session.generation import Step
 
 DONE: Final = b"data: [DONE]\n\n"
+COMMENT: Final = b": outrider "
+"""Begins what is said of the link to the cloud between rounds (docs/api.md)."""
 _LINE_ENDS: Final = tuple(
     (mark.encode(), f"\\u{ord(mark):04x}".encode()) for mark in ("\x85", "\u2028", "\u2029")
 )
@@ -36,6 +38,11 @@ def event(value: object) -> bytes:
         for raw, escaped in _LINE_ENDS:
             data = data.replace(raw, escaped)
     return b"data: " + data + b"\n\n"
+
+
+def comment(facts: Mapping[str, object]) -> bytes:
+    """A line that clients pass over unless they look for it."""
+    return COMMENT + msgspec.json.encode(facts) + b"\n\n"
 
 
 @dataclass(slots=True)

@@ -300,6 +300,16 @@ class Connection:
             self._pinged = now
 
     @property
+    def heard(self) -> float:
+        """Seconds: when the peer last said anything, or the connection began."""
+        return self._heard
+
+    @property
+    def asked(self) -> bool:
+        """A PING is out and nothing has been heard since."""
+        return self._pinged is not None
+
+    @property
     def deadline(self) -> float:
         """When `tick` is due; infinity once closed."""
         if self.state is State.CLOSED:

@@ -12,7 +12,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from websockets.exceptions import WebSocketException
@@ -24,6 +24,7 @@ from outrider.engines.lockstep import Ask
 from outrider.engines.tokenizer import Tokenizer
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import Code, Hello
+from outrider.runtime.contact import Contact, Link, after
 from outrider.runtime.dialling import RefusedError, UnreachableError, dial, greeting, reason_of
 from outrider.runtime.drafting import Drafting
 from outrider.runtime.edgeconfig import EdgeConfig
@@ -39,6 +40,8 @@ from outrider.session.client import (
     Event,
     Failed,
     LinkDown,
+    LinkHeard,
+    LinkQuiet,
     LinkUp,
     Progress,
 )
@@ -81,6 +84,10 @@ class EdgeRuntime:
         self.peer: Hello | None = None
         self.last_break = ""
         """Why the link last went down; empty if it never did."""
+        self.contact = Contact(link=Link.UP, since=time.monotonic())
+        """How it stands with the cloud while answers are awaited."""
+        self.told: Callable[[Contact], None] | None = None
+        """Told each change of it, for whoever keeps a log."""
         self._context = context_length
         self._meter = LinkMeter()
         jitter = random.Random(config.link_seed)
@@ -194,6 +201,8 @@ class EdgeRuntime:
             raise CloudError(Code.BUSY, str(error)) from None
         running = Running(request=request, steps=asyncio.Queue(), drafts=drafts)
         self._running[number] = running
+        if self.contact.link is Link.QUIET:
+            running.inform(self.contact)
         machine = self._client.session(number)
         assert machine is not None, "a session that was just started lives"
         stream = EdgeStream(self, running, machine)
@@ -279,8 +288,23 @@ class EdgeRuntime:
                 self.peer = connection.peer if connection else None
                 if self.peer is not None:
                     self.learnt.estimators.target([(n, ms / 1e3) for n, ms in self.peer.row_ms])
+                self._hear(event)
             case LinkDown():
                 self.last_break = event.reason
+                self._hear(event)
+            case LinkQuiet() | LinkHeard():
+                self._hear(event)
+
+    def _hear(self, event: LinkUp | LinkQuiet | LinkHeard | LinkDown) -> None:
+        """Tell those that wait what has become of the link."""
+        contact = after(self.contact, event, time.monotonic())
+        if contact is self.contact:
+            return
+        self.contact = contact
+        for running in self._running.values():
+            running.inform(contact)
+        if self.told is not None:
+            self.told(contact)
 
     def _pace(self, number: int, running: Running) -> None:
         """Pause an answer whose reader is behind; the pump that follows says so to the cloud."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from outrider.core.tokens import Origin, TokenLogprob
 from outrider.engines.base import EngineError
 from outrider.engines.drafters import DraftSession
 from outrider.proto.messages import Code, Hello
+from outrider.runtime.contact import Contact
 from outrider.runtime.drafting import Drafting
 from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.linkuse import LinkUse
@@ -35,10 +37,18 @@ class Running:
     """One session's place in the runtime."""
 
     request: EdgeRequest
-    steps: asyncio.Queue[Step | Ended | Failed | EngineError]
+    steps: asyncio.Queue[Step | Ended | Failed | EngineError | Contact]
     drafts: DraftSession | None = None
     paused_at: float | None = None
     """Seconds: since when it waits for its reader; None: it does not."""
+    contact: Contact | None = None
+    """What its reader does not know yet of the link."""
+
+    def inform(self, contact: Contact) -> None:
+        """Of the link's changes that nobody has read, one is kept: the last."""
+        if self.contact is None:
+            self.steps.put_nowait(contact)
+        self.contact = contact
 
 
 class Home(Protocol):
@@ -90,7 +100,8 @@ class EdgeResult:
 
 
 class EdgeStream:
-    """Iterate for `Step`s. Leaving early and calling `close` cancels on both sides."""
+    """Iterate for `Step`s, or call `told` to hear of the link as well. Leaving early and calling
+    `close` cancels on both sides."""
 
     def __init__(self, home: Home, running: Running, machine: EdgeSession) -> None:
         self._home = home
@@ -108,6 +119,13 @@ class EdgeStream:
         self._result: EdgeResult | None = None
 
     async def __aiter__(self) -> AsyncIterator[Step]:
+        async with aclosing(self.told()) as items:  # type: ignore[type-var]
+            async for item in items:
+                if isinstance(item, Step):
+                    yield item
+
+    async def told(self) -> AsyncIterator[Step | Contact]:
+        """Steps, and between them what becomes of the link while they are awaited."""
         try:
             while True:
                 item = await self._running.steps.get()
@@ -119,6 +137,10 @@ class EdgeStream:
                 if isinstance(item, Ended):
                     self._result = self._summary(confirmed=item.confirmed)
                     return
+                if isinstance(item, Contact):
+                    item, self._running.contact = self._running.contact or item, None
+                    yield item
+                    continue
                 self._note(item)
                 yield item
         finally:

@@ -24,7 +24,10 @@ to hang up. Rules:
    false, never an error.
 7. A session whose reader does not keep up is paused (`pause`): it drafts nothing, and STEER has the
    cloud wait for drafts. So what is kept for a reader has a bound, and others get the engines.
-8. The draft engine's time is handed out here, a batch of jobs at a time (session.turns). The next
+8. Who waits for tokens learns within seconds that nothing comes, and why: a cloud that is silent
+   meanwhile is asked (PING) after `ASK_BEATS` heartbeats, and what it does not answer is told
+   (`LinkQuiet`) after `QUIET_BEATS`, long before the link counts as dead. It is no fault yet.
+9. The draft engine's time is handed out here, a batch of jobs at a time (session.turns). The next
    batch waits until the driver has told what became of every job of the last one; that of a
    session which has ended is dropped.
 """
@@ -91,6 +94,10 @@ STALLED_AFTER: Final = 3 * RETRY_AFTER
 looks. A prefill that takes longer costs a RESUME now and then, nothing else."""
 MAX_SESSIONS: Final = 256
 """Most live sessions of one client, those waiting for room on the connection included (I7)."""
+ASK_BEATS: Final = 0.3
+"""Heartbeats of silence after which a cloud is asked, while somebody waits for tokens: 1.5 s."""
+QUIET_BEATS: Final = 0.6
+"""Heartbeats of silence after which they are told: 3 s, so that an answer has the time between."""
 CONFIRM_WITHIN: Final = RETRY_AFTER
 """Seconds to wait for DONE once the answer is complete here."""
 
@@ -133,14 +140,33 @@ class LinkUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkQuiet:
+    """Tokens are awaited, and the cloud has not even answered a PING. Seconds."""
+
+    since: float
+    dead_at: float
+    """When the link will count as dead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkHeard:
+    """The cloud that was quiet is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkDown:
-    """The link is gone; `redial_at` (seconds) unless nothing needs it."""
+    """The link is gone, or an attempt to get one has failed."""
 
     reason: str
     redial_at: float | None
+    """Seconds: of the next attempt; None: nothing needs it."""
+    attempts: int = 0
+    """That failed since a cloud last greeted."""
+    gives_up_at: float | None = None
+    """Seconds: when the sessions fail; None: there are none."""
 
 
-Event = Progress | Ended | Failed | LinkUp | LinkDown
+Event = Progress | Ended | Failed | LinkUp | LinkQuiet | LinkHeard | LinkDown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +316,8 @@ class EdgeClient:
         self._events: list[Event] = []
         self._last_frames: list[bytes] = []
         self._hang_up = False
+        self._quiet = False
+        """`LinkQuiet` was told of the present connection's silence."""
         self._draft_batch = draft_batch
         self._turn = 0
         self._drafting: set[int] = set()
@@ -411,6 +439,9 @@ class EdgeClient:
         if connection is None or self._link not in (_Link.GREETING, _Link.UP):
             self.tally.late_frames += 1
             return
+        if self._quiet:
+            self._quiet = False
+            self._events.append(LinkHeard())
         try:
             message = connection.receive(frame, now)
             if message is not None:
@@ -441,10 +472,38 @@ class EdgeClient:
                 self._say(live, session.retry(now))
         if any(self._stalls(x) <= now for x in self._live.values()):
             self._drop(now, "nothing is heard of a session")
+        self._doubt(now)
         if self._live and self._link is not _Link.UP and now >= self._down_since + self._give_up:
             message = f"no working link to the verifier for {self._give_up:.0f} s"
             for number in list(self._live):
                 self._fail(number, Code.UNREACHABLE, message)
+
+    def _doubt(self, now: float) -> None:
+        """Ask a cloud that is silent while somebody waits, then tell them."""
+        silent, connection = self._silent, self._connection
+        if silent is None or connection is None:
+            return
+        if not connection.asked and now >= silent + ASK_BEATS * self._heartbeat:
+            connection.ping(now)
+        if not self._quiet and now >= silent + QUIET_BEATS * self._heartbeat:
+            self._quiet = True
+            self._events.append(LinkQuiet(since=silent, dead_at=connection.deadline))
+
+    @property
+    def _silent(self) -> float | None:
+        """Since when (seconds) tokens have been awaited without any word from the cloud; None:
+        nobody waits for the present connection."""
+        connection = self._connection
+        if connection is None or self._link is not _Link.UP:
+            return None
+        joined = [
+            live.heard
+            for live in self._live.values()
+            if live.phase in (Phase.RESUMING, Phase.RUNNING)
+            and live.complete_at is None
+            and not live.session.paused
+        ]
+        return max(connection.heard, min(joined)) if joined else None
 
     @staticmethod
     def _stalls(live: _Live) -> float:
@@ -458,6 +517,9 @@ class EdgeClient:
         times: list[float] = []
         if self._connection is not None:
             times.append(self._connection.deadline)
+            if (silent := self._silent) is not None and not self._quiet:
+                beats = QUIET_BEATS if self._connection.asked else ASK_BEATS
+                times.append(silent + beats * self._heartbeat)
         if self._live and self._link is not _Link.UP:
             times.append(self._down_since + self._give_up)
         if self._live and self._link is _Link.DOWN:
@@ -855,7 +917,15 @@ class EdgeClient:
                     number, Code.UNREACHABLE, f"no progress over {MAX_BARREN} links: {reason}"
                 )
         redial = self._redial_at if self._live else None
-        self._events.append(LinkDown(reason=reason, redial_at=redial))
+        gives_up = self._down_since + self._give_up if self._live else None
+        self._events.append(
+            LinkDown(
+                reason=reason,
+                redial_at=redial,
+                attempts=self._attempts,
+                gives_up_at=gives_up,
+            )
+        )
 
     def _leave(self, *, last_words: bool = True) -> None:
         connection, self._connection = self._connection, None
@@ -867,6 +937,7 @@ class EdgeClient:
             connection.close()
         self._hang_up = self._hang_up or self._link is not _Link.DOWN
         self._link = _Link.DOWN
+        self._quiet = False
 
     def _pause(self, failures: int) -> float:
         """Seconds before the next attempt after so many failed ones."""

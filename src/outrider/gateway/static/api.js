@@ -55,6 +55,7 @@ export async function* answer(body, signal) {
     const parts = held.split("\n\n");
     held = parts.pop();
     for (const part of parts) {
+      if (part.startsWith(":")) continue; // how it stands with the cloud: no event
       const data = part.replace(/^data: /, "");
       if (data === "[DONE]") return;
       const event = JSON.parse(data);
