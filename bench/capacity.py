@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from typing import Any
 
-from outrider.runtime.process import CloudProcess, pin
+from outrider.runtime.cores import cores
+from outrider.runtime.process import CloudProcess
 
 ARMS = ("cloud-only", "colocated", "sync", "freerun", "multiplex")
 
@@ -52,8 +52,8 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     flags = ["--threads", "1", "--draft", args.draft, "--target-pace", str(args.pace)]
     flags += [] if args.deterministic else ["--no-deterministic"]
     cells: list[dict[str, Any]] = []
-    async with CloudProcess(flags, core=0) as cloud:
-        pinned = pin(os.getpid(), 1) and cloud.pinned
+    async with CloudProcess(flags, core=cores().cloud) as cloud:
+        pinned = cores().pin_edge() and cloud.pinned
         for turn in range(args.turns):
             for edges in (int(n) for n in args.edges.split(",")):
                 for schedule in args.schedules.split(","):

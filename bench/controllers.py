@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 from dataclasses import dataclass, field
 
@@ -25,11 +24,12 @@ from outrider.control.registry import parse
 from outrider.core.link import parse_link
 from outrider.core.tokens import SamplingParams
 from outrider.engines.load import load_drafter, load_vocabulary
+from outrider.runtime.cores import cores
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.learnt import Learnt
-from outrider.runtime.process import CloudProcess, pin
+from outrider.runtime.process import CloudProcess
 from outrider.session.schedules import Schedule
 
 
@@ -83,8 +83,8 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
     prompts = [tuple(tokenizer.chat([{"role": "user", "content": text}])) for text in PROMPTS]
     params = SamplingParams(temperature=args.temperature, max_tokens=args.tokens)
     learnt = Learnt()
-    async with CloudProcess(flags, core=0) as cloud:
-        pinned = pin(os.getpid(), 1) and cloud.pinned
+    async with CloudProcess(flags, core=cores().cloud) as cloud:
+        pinned = cores().pin_edge() and cloud.pinned
         for part, text in enumerate(links):
             # A change of link is a new connection here; the estimators and controllers go on.
             config = EdgeConfig(url=cloud.url, link=parse_link(text))

@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import math
-import os
 import sys
 from dataclasses import dataclass, field
 
@@ -26,11 +25,12 @@ from outrider.core.relaxation import Relaxation
 from outrider.core.relaxed import Policy, RelaxedRule
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.engines.load import load_drafter, load_vocabulary
+from outrider.runtime.cores import cores
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.edgestream import EdgeResult
-from outrider.runtime.process import CloudProcess, pin
+from outrider.runtime.process import CloudProcess
 from outrider.session.schedules import Schedule
 
 
@@ -122,8 +122,8 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
     flags = ["--threads", "1", "--draft", args.draft, "--target-pace", str(args.pace)]
     arms = make_arms(args)
     link = parse_link(f"rtt={args.rtt:g}ms,up=5mbit,down=20mbit")
-    async with CloudProcess(flags, core=0) as cloud:
-        pinned = pin(os.getpid(), 1) and cloud.pinned
+    async with CloudProcess(flags, core=cores().cloud) as cloud:
+        pinned = cores().pin_edge() and cloud.pinned
         async with EdgeRuntime(
             EdgeConfig(url=cloud.url, link=link),
             tokenizer,

@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import statistics
 import sys
@@ -30,11 +29,12 @@ from outrider.core.draft import Draft
 from outrider.core.link import parse_link
 from outrider.core.tokens import SamplingParams
 from outrider.engines.load import load_vocabulary
+from outrider.runtime.cores import cores
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.edgestream import CloudError
-from outrider.runtime.process import CloudProcess, pin
+from outrider.runtime.process import CloudProcess
 from outrider.runtime.status import fetch_status
 from outrider.session.schedules import MAX_WINDOW, Schedule
 
@@ -168,8 +168,8 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
         tokens = Path(folder) / "tokens"
         tokens.write_text("".join(f"{name}:{token}\n" for name, token in TOKENS.items()))
         flags = ["--threads", "1", "--token-file", str(tokens)]
-        async with CloudProcess(flags, core=0) as cloud:
-            pinned = pin(os.getpid(), 1) and cloud.pinned
+        async with CloudProcess(flags, core=cores().cloud) as cloud:
+            pinned = cores().pin_edge() and cloud.pinned
             config = EdgeConfig(url=cloud.url, token=TOKENS["victim"], link=parse_link(args.link))
             waits: dict[str, list[float]] = {"alone": [], "beside one": [], "hostile": []}
             other = EdgeConfig(url=cloud.url, token=TOKENS["hostile"])

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import sys
 import time
@@ -31,10 +30,11 @@ from outrider.core.tokens import Rule, SamplingParams
 from outrider.engines.load import load_drafter, load_vocabulary
 from outrider.proto.codec import decode
 from outrider.proto.messages import Draft
+from outrider.runtime.cores import cores
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.edgerequest import EdgeRequest
-from outrider.runtime.process import CloudProcess, pin
+from outrider.runtime.process import CloudProcess
 from outrider.runtime.socket import FrameSocket
 from outrider.session.schedules import Schedule
 
@@ -113,8 +113,8 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     cells: list[dict[str, Any]] = []
     flags = ["--threads", "1", "--draft", args.draft, "--target-pace", str(args.pace)]
     flags += [] if args.deterministic else ["--no-deterministic"]
-    async with CloudProcess(flags, core=0) as cloud:
-        pinned = pin(os.getpid(), 1) and cloud.pinned
+    async with CloudProcess(flags, core=cores().cloud) as cloud:
+        pinned = cores().pin_edge() and cloud.pinned
         for link in args.links.split(","):
             for count in (int(n) for n in args.requests.split(",")):
                 prompts = [ids[i % len(ids)] for i in range(count)]

@@ -21,10 +21,11 @@ from outrider.bench.schedules import Arm, compare
 from outrider.core.link import parse_link
 from outrider.core.tokens import SamplingParams
 from outrider.engines.load import load_drafter, load_vocabulary
+from outrider.runtime.cores import cores
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.local import LocalGenerator
-from outrider.runtime.process import CloudProcess, pin
+from outrider.runtime.process import CloudProcess
 
 
 def closed_forms(arms: list[Arm], rtt: float, k: int, t_d: float) -> dict[str, float]:
@@ -49,8 +50,8 @@ async def cell(args: argparse.Namespace, rtt: float, pace: float) -> dict[str, o
     alone = None if model is None else LocalGenerator(model, vocabulary.tokenizer)
     link = parse_link(f"rtt={rtt:g}ms,up={args.up},down={args.down}")
     flags = ["--threads", "1", "--target-pace", str(pace), "--draft", args.draft]
-    async with CloudProcess(flags, core=0) as cloud:
-        pinned = pin(os.getpid(), 1) and cloud.pinned
+    async with CloudProcess(flags, core=cores().cloud) as cloud:
+        pinned = cores().pin_edge() and cloud.pinned
         async with EdgeRuntime(
             EdgeConfig(url=cloud.url, link=link),
             vocabulary.tokenizer,

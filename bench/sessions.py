@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import sys
 import time
@@ -23,11 +22,12 @@ from outrider.bench.prompts import PROMPTS
 from outrider.core.link import parse_link
 from outrider.core.tokens import SamplingParams
 from outrider.engines.load import load_drafter, load_vocabulary
+from outrider.runtime.cores import cores
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.edgestream import EdgeResult
-from outrider.runtime.process import CloudProcess, pin
+from outrider.runtime.process import CloudProcess
 from outrider.session.schedules import Schedule
 
 SCHEDULES = (
@@ -79,8 +79,8 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
     table: dict[str, object] = {}
     flags = ["--threads", "1", "--draft", args.draft, "--target-pace", str(args.pace)]
     async with AsyncExitStack() as stack:
-        cloud = await stack.enter_async_context(CloudProcess(flags, core=0))
-        pinned = pin(os.getpid(), 1) and cloud.pinned
+        cloud = await stack.enter_async_context(CloudProcess(flags, core=cores().cloud))
+        pinned = cores().pin_edge() and cloud.pinned
         runtimes = [
             await stack.enter_async_context(
                 EdgeRuntime(

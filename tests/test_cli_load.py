@@ -37,7 +37,7 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test's process stays where it is."""
-    monkeypatch.setattr("outrider.runtime.process.pin", lambda *_: False)
+    monkeypatch.setattr("outrider.runtime.cores.pin", lambda *_: False)
 
 
 def load(*words: str) -> int:

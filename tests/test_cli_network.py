@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -22,13 +23,14 @@ from outrider.core.tokens import Origin, SamplingParams
 from outrider.engines.load import load_target, load_vocabulary
 from outrider.proto.messages import Code
 from outrider.runtime.access import read_tokens
+from outrider.runtime.cores import pin
 from outrider.runtime.dialling import greeting
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.edgestream import CloudError
 from outrider.runtime.local import GenerationRequest, LocalGenerator
-from outrider.runtime.process import CloudProcess, CloudProcessError, pin
+from outrider.runtime.process import CloudProcess, CloudProcessError
 from outrider.runtime.status import fetch_status
 from outrider.session.generation import Step
 from outrider.session.schedules import Schedule
@@ -489,6 +491,44 @@ def test_pinning_reaches_every_thread_and_is_not_inherited_by_the_next_child():
                 os.sched_setaffinity(int(task.name), before)
 
     run(work())
+
+
+CLAIM = (
+    "import os, sys\n"
+    "os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])\n"
+    "from outrider.runtime.cores import cores\n"
+    "print(cores().words, cores() is cores(), flush=True)\n"
+    "sys.stdin.read()\n"
+)
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="one core: nothing to pin to")
+def test_two_measurements_do_not_share_a_core(tmp_path: Path):
+    """Both put their verifier on the first one. The second pins nothing and says why; whoever comes
+    when the first is gone, however it went, has them again."""
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+
+    def claim() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", CLAIM],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+
+    def words(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline().strip()
+
+    both = f"verifier on core {CORES[0]}, edge on core {CORES[1]} True"
+    with claim() as first:
+        assert words(first) == both
+        with claim() as second:
+            why = f"another measurement has the cores, process {first.pid}"
+            assert words(second) == f"not pinned: {why} True"
+            second.kill()
+        first.kill()
+    with claim() as third:
+        assert words(third) == both
+        third.kill()
 
 
 # -- signals ----------------------------------------------------------------------------------

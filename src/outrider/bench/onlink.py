@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,16 +24,15 @@ from outrider.core.tokens import Rule, SamplingParams
 from outrider.engines.base import EngineError
 from outrider.engines.drafters import Drafter
 from outrider.engines.load import load_drafter, load_vocabulary
+from outrider.runtime.cores import cores
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.local import GenerationRequest, GenerationResult, LocalGenerator
-from outrider.runtime.process import CloudProcess, pin
+from outrider.runtime.process import CloudProcess
 from outrider.session.generation import Step
 from outrider.session.schedules import Schedule
 
-CLOUD_CORE: Final = 0
-EDGE_CORE: Final = 1
 CALIBRATION_BLOCKS: Final = 5
 """Behind which an answer that only measures is left: some of each kind, and short beside what is
 judged."""
@@ -118,10 +116,10 @@ class Live:
             return self._server
         await self.close()
         flags = ["--model", pair.target, "--draft", pair.draft, "--threads", "1"]
-        cloud = CloudProcess([*flags, "--target-pace", str(pair.pace_ms)], core=CLOUD_CORE)
+        cloud = CloudProcess([*flags, "--target-pace", str(pair.pace_ms)], core=cores().cloud)
         await cloud.start()
         try:
-            pin(os.getpid(), EDGE_CORE)
+            cores().pin_edge()
             vocabulary = load_vocabulary(pair.target)
             drafter = load_drafter(pair.draft, vocabulary, threads=1)
             if getattr(drafter, "model", None) is None:

@@ -107,7 +107,8 @@ def _about(experiment: Experiment, header: Header, found: Sequence[Row]) -> list
         f"{'Simulated' if experiment.system == 'simulator' else 'Live'}, from {header.name}"
         f"{' with --quick' if header.quick else ''}; outrider {machine.get('outrider', '?')} on "
         f"{machine.get('system', '?')}, {machine.get('cores', '?')} cores, "
-        f"{machine.get('memory_gib', '?')} GiB, Python {machine.get('python', '?')}.",
+        f"{machine.get('memory_gib', '?')} GiB, Python {machine.get('python', '?')}"
+        + (f", {machine['pinning']}." if "pinning" in machine else "."),
         "ms a token and speed are medians over answers, mean is sum of time over sum of tokens, "
         f"brackets hold 95 % bootstrap intervals; speed is against {experiment.base} on the same "
         "question and seed. edge-only is another text. Calls and bytes are a token's share.",

@@ -156,7 +156,10 @@ def _opened(
     if resume is not None:
         if isinstance(scenario, Path) or settings or quick or run_code:
             raise CommandError("--resume goes on with what the run is of: give nothing beside it")
-        load(journal.read(resume).header)
+        header = journal.read(resume).header
+        here = _pinning(load(header))
+        if here != {name: header.machine.get(name) for name in here}:
+            console.messages().print(f"from here on {here['pinning']}", markup=False)
         return journal.Journal.resume(resume)
     if scenario is None:
         raise CommandError(
@@ -165,8 +168,17 @@ def _opened(
     if output.exists():  # told before data sets are fetched
         raise journal.JournalError(journal.TAKEN.format(output))
     header = header_of(scenario, tuple(settings), quick=quick, run_code=run_code)
-    header = replace(header, pins=_pins(load(header)))
+    experiment = load(header)
+    header = replace(header, pins=_pins(experiment), machine=header.machine | _pinning(experiment))
     return journal.Journal.begin(output, header)
+
+
+def _pinning(experiment: Experiment) -> dict[str, str]:
+    """What the machine's description says of cores, where real models run."""
+    from outrider.bench.experiment import System
+    from outrider.runtime.cores import cores
+
+    return {} if experiment.system is System.SIMULATOR else {"pinning": cores().words}
 
 
 def _pins(experiment: Experiment) -> dict[str, str]:

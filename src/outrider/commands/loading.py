@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from outrider.commands import console, models, remote, specs
 from outrider.commands.cloud import DEFAULT_SLOTS, MAX_SLOTS
 from outrider.commands.errors import CommandError
-from outrider.commands.netdemo import CLOUD_CORE, EDGE_CORE
 from outrider.commands.options import DEFAULT_TEMPERATURE
 from outrider.commands.traces import bars, calibration_errors
 from outrider.session.schedules import Schedule
@@ -100,7 +98,7 @@ async def run(wish: LoadWish, plan: LoadPlan) -> dict[str, Any]:
     with console.waiting(f"loading the draft {wish.draft}"):
         drafters = _drafters(wish, vocabulary, plan.places)
     async with AsyncExitStack() as stack:
-        url, pinned = await stack.enter_async_context(_verifier(wish, plan.places))
+        url, pinned, pinning = await stack.enter_async_context(_verifier(wish, plan.places))
         stop = _stopped_by_ctrl_c()
         runtimes = [
             await stack.enter_async_context(
@@ -127,7 +125,7 @@ async def run(wish: LoadWish, plan: LoadPlan) -> dict[str, Any]:
     if not outcome.served and run.error is not None:
         raise run.error
     return {
-        "machine": here | {"pinned_cores": pinned},
+        "machine": here | {"pinned_cores": pinned, "pinning": pinning},
         "cloud": {
             "started_here": wish.cloud is None,
             "target": peer.model if peer else wish.target,
@@ -306,13 +304,15 @@ def _runtime(config: EdgeConfig, vocabulary: Loaded, drafter: Any) -> EdgeRuntim
 
 
 @asynccontextmanager
-async def _verifier(wish: LoadWish, places: int) -> AsyncIterator[tuple[str, bool]]:
-    """Address of the verifier, and whether it and this process keep to a core each."""
-    from outrider.runtime.process import CloudProcess, CloudProcessError, pin
+async def _verifier(wish: LoadWish, places: int) -> AsyncIterator[tuple[str, bool, str]]:
+    """Address of the verifier, whether it and this process keep to a core each, and which or why
+    not."""
+    from outrider.runtime.cores import cores
+    from outrider.runtime.process import CloudProcess, CloudProcessError
 
     if wish.cloud is not None:
         remote.must_resolve(wish.cloud)
-        yield wish.cloud, False
+        yield wish.cloud, False, "not pinned: the verifier was not started here"
         return
     arguments = ["--model", wish.target, "--draft", wish.own_draft or "none"]
     arguments += ["--target-pace", str(wish.pace_ms)]
@@ -321,14 +321,15 @@ async def _verifier(wish: LoadWish, places: int) -> AsyncIterator[tuple[str, boo
     arguments += ["--slots", str(min(max(DEFAULT_SLOTS, wish.edges * places), MAX_SLOTS))]
     arguments += _more_options(wish)
     alone = (wish.threads or 1) == 1
-    cloud = CloudProcess(arguments, core=CLOUD_CORE if alone else None)
+    cloud = CloudProcess(arguments, core=cores().cloud if alone else None)
     with console.waiting(f"starting a verifier with {wish.target}"):
         try:
             await cloud.start()
         except CloudProcessError as error:
             raise CommandError(f"the verifier did not start: {error}") from None
     try:
-        yield cloud.url, alone and pin(os.getpid(), EDGE_CORE) and cloud.pinned
+        pinned = alone and cores().pin_edge() and cloud.pinned
+        yield cloud.url, pinned, cores().words if alone else "not pinned: --threads"
     finally:
         await cloud.stop()
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from rich.markup import escape
 from rich.progress import Progress, TextColumn, TimeRemainingColumn
@@ -18,9 +17,6 @@ from outrider.commands.demotable import COLOURS, legend, report
 from outrider.commands.errors import CommandError
 from outrider.core.link import Link
 from outrider.core.tokens import SamplingParams
-
-CLOUD_CORE: Final = 0
-EDGE_CORE: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,23 +61,24 @@ def run(demo: NetDemo, *, as_json: bool) -> None:
 async def _run(demo: NetDemo, link: Link, params: SamplingParams, *, as_json: bool) -> None:
     from outrider.bench.live import Settings, standard_arms
     from outrider.engines.load import load_drafter, load_vocabulary
+    from outrider.runtime.cores import cores
     from outrider.runtime.edge import EdgeRuntime
     from outrider.runtime.edgeconfig import EdgeConfig
     from outrider.runtime.local import LocalGenerator
-    from outrider.runtime.process import CloudProcess, CloudProcessError, pin
+    from outrider.runtime.process import CloudProcess, CloudProcessError
 
     name = demo.draft or models.default_draft(demo.target)
     arguments = ["--model", demo.target, "--draft", name, "--target-pace", str(demo.pace_ms)]
     threads = demo.threads or 1
     arguments += ["--threads", str(threads)]
     with console.waiting(f"starting a verifier with {demo.target}"):
-        cloud = CloudProcess(arguments, core=CLOUD_CORE)
+        cloud = CloudProcess(arguments, core=cores().cloud)
         try:
             await cloud.start()
         except CloudProcessError as error:
             raise CommandError(f"the verifier did not start: {error}") from None
     try:
-        pinned = pin(os.getpid(), EDGE_CORE) and cloud.pinned
+        pinned = cores().pin_edge() and cloud.pinned
         with console.waiting(f"loading the draft {name}"):
             vocabulary = load_vocabulary(demo.target)
             drafter = load_drafter(name, vocabulary, threads=threads)
@@ -156,6 +153,8 @@ async def measure(
 
 
 def _facts(demo: NetDemo, draft: str, arms: list[Arm], *, pinned: bool) -> dict[str, Any]:
+    from outrider.runtime.cores import cores
+
     return {
         "target": demo.target,
         "draft": draft,
@@ -167,5 +166,6 @@ def _facts(demo: NetDemo, draft: str, arms: list[Arm], *, pinned: bool) -> dict[
         "prompts": demo.prompts,
         "seeds": demo.seeds,
         "pinned_cores": pinned,
+        "pinning": cores().words,
         "rows": [arm.as_dict(arms[0]) for arm in arms],
     }

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from outrider.runtime import cores
+
 LISTENING: Final = "listening on "
 """Start of the line by which `outrider cloud` says that it is ready."""
 START_SECONDS: Final = 180.0
@@ -24,33 +26,6 @@ class CloudProcessError(RuntimeError):
     """The child did not come up; the message holds the last line it said."""
 
 
-_CORES: Final = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-"""What this process may run on before it pins itself: a pinned process, and every child and
-thread of it, sees only its own core afterwards."""
-
-
-def pin(pid: int, core: int) -> bool:
-    """Keep a process on one core, where the system can; True when it is pinned.
-
-    On a small machine edge and cloud would otherwise chase each other over the cores, and the
-    times would say more about that than about the schedule. `core` counts from 0 among the cores
-    that this process was started on.
-    """
-    if len(_CORES) < 2 or core >= len(_CORES):
-        return False
-    try:
-        # Threads that run already keep what they inherited: tell each.
-        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208
-    except OSError:
-        threads = [pid]
-    try:
-        for thread in threads:
-            os.sched_setaffinity(thread, {_CORES[core]})
-    except OSError:
-        return False
-    return True
-
-
 class CloudProcess:
     """`async with CloudProcess([...]) as cloud: cloud.url`."""
 
@@ -62,6 +37,7 @@ class CloudProcess:
         heard: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """`arguments` of `outrider cloud`; `--listen 127.0.0.1:0` is added when none is given.
+        `core`: keep it there (runtime.cores).
         `heard`: told each line of its stderr as it comes."""
         listen = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
         # Its input is held open and never written: when this process dies, however it does,
@@ -115,7 +91,7 @@ class CloudProcess:
             asyncio.create_task(self._remember(self._process.stderr)),
         ]
         if self._core is not None:
-            self.pinned = pin(self._process.pid, self._core)
+            self.pinned = cores.pin(self._process.pid, self._core)
         try:
             self.url = await asyncio.wait_for(listening, START_SECONDS)
         except TimeoutError:
