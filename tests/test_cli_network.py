@@ -22,6 +22,7 @@ from outrider.commands import remote
 from outrider.core.tokens import Origin, SamplingParams
 from outrider.engines.load import load_target, load_vocabulary
 from outrider.proto.messages import Code
+from outrider.runtime import process
 from outrider.runtime.access import read_tokens
 from outrider.runtime.cores import pin
 from outrider.runtime.dialling import greeting
@@ -430,6 +431,35 @@ def test_a_verifier_that_cannot_start_says_why():
             await task
         assert cancelled._process is not None
         assert cancelled._process.returncode is not None, "no orphan is left"
+
+    run(work())
+
+
+def test_a_verifier_that_still_loads_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    """It was given up after three minutes on a busy machine."""
+    monkeypatch.setattr(process, "START_SECONDS", 0.5)
+
+    async def work() -> None:
+        async with CloudProcess(["--model", "toy:1"]) as cloud:  # which takes longer than that
+            assert cloud.url
+
+    run(work())
+
+
+def test_one_that_does_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process, "START_SECONDS", 0.3)
+    monkeypatch.setattr(process, "STOP_SECONDS", 0.1)
+
+    class Hung(CloudProcess):
+        """It stands still as soon as it is there."""
+
+        async def _ready(self, listening: asyncio.Future[str]) -> str:
+            self.signal(signal.SIGSTOP)
+            return await super()._ready(listening)
+
+    async def work() -> None:
+        with pytest.raises(CloudProcessError, match=r"no sign of life for 0 s"):
+            await Hung(["--model", "toy:1"]).start()
 
     run(work())
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import re
 import signal
+import subprocess
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,6 +79,48 @@ def test_replicas_that_do_not_fit(count: int, one: float, free: float, fits: boo
 def test_what_linux_says_of_memory():
     assert 2**20 < replicas._resident(os.getpid()) < replicas._available() * 1000
     assert replicas._kilobytes(Path("/nowhere"), "VmRSS") == 0
+
+
+def test_a_start_of_ray_that_fails_is_tried_again_and_leaves_no_daemon():
+    """On a busy machine its daemons have 30 seconds, whatever one says."""
+    daemons: list[subprocess.Popen[bytes]] = []
+
+    class Busy:
+        def init(self, **_: object) -> None:
+            daemons.append(subprocess.Popen(["sleep", "600"]))
+            if len(daemons) < failing:
+                raise Exception("first\nThe raylet took too long\n")
+
+        def shutdown(self) -> None:
+            pass
+
+    told: list[str] = []
+    stub = Stub(1)
+    stub._ray = Busy()
+    failing = 3
+    stub._start_ray(told.append)
+    assert told == [
+        f"Ray did not start (The raylet took too long): attempt {n} of 3" for n in (2, 3)
+    ]
+    assert [daemon.wait() for daemon in daemons[:2]] == [-signal.SIGKILL] * 2
+    assert daemons[2].poll() is None
+    daemons[2].kill()
+    daemons[2].wait()
+    failing = 10
+    with pytest.raises(ReplicasError, match=r"in 3 attempts \(The raylet took too long\)"):
+        stub._start_ray(told.append)
+    assert [daemon.wait() for daemon in daemons[3:]] == [-signal.SIGKILL] * 3
+
+
+def test_how_far_replicas_are_in_words():
+    mine = {"pid": os.getpid(), "state": "STARTING"}
+    said = replicas.progress([{"pid": 1, "state": "RUNNING"}, mine], 3)
+    assert re.fullmatch(
+        r"1 of 3 replicas serve; one is starting: \d+ s of processor time, 0\.\d GiB", said
+    )
+    assert replicas.progress([{"state": "STOPPING"}], 1) == (
+        "0 of 1 replicas serve; one is stopping: 0 s of processor time, 0.0 GiB"
+    )
 
 
 # -- with it ----------------------------------------------------------------------------------

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 
 def messages() -> Console:
@@ -30,6 +31,18 @@ def waiting(what: str) -> Iterator[None]:
         return
     with console.status(f"[dim]{what} ...[/dim]", spinner="dots"):
         yield
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[str], None]]:
+    """As `waiting`, for what takes minutes: call it with how far things are, which is a line each
+    time where there is no terminal."""
+    console = messages()
+    if not console.is_terminal:
+        yield lambda text: console.print(text, style="dim", markup=False)
+        return
+    with console.status(f"[dim]{what} ...[/dim]", spinner="dots") as status:
+        yield lambda text: status.update(Text(text, style="dim"))
 
 
 def print_json(value: dict[str, Any]) -> None:

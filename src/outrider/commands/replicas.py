@@ -47,8 +47,8 @@ def serve_replicas(settings: Settings, config: CloudConfig, count: int, *, until
     )
     replicas = Replicas(settings, count, where)
     try:
-        with console.waiting(f"starting Ray and {count} x {settings.model}"):
-            replicas.start()
+        with console.progress(f"starting Ray and {count} x {settings.model}") as tell:
+            replicas.start(tell)
         heard = _signals(until_eof=until_eof)
         say_listening(config, config.port)
         _obey(replicas, count, heard)
@@ -112,7 +112,8 @@ def _update(replicas: Replicas, count: int, words: Sequence[str]) -> None:
         settings = settings_of(parsed(words[words.index("cloud") + 1 :]))
         settings.logins()
         say("replacing the replicas one by one", style="dim")
-        replicas.update(_shared(settings, count))
+        with console.progress("replacing the replicas one by one") as tell:
+            replicas.update(_shared(settings, count), tell)
     except (CommandError, ConfigurationError, EngineError, OSError, ReplicasError) as error:
         say(f"not replaced, what ran goes on: {error}", markup=False)
     else:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from outrider.runtime import cores
@@ -16,7 +17,10 @@ from outrider.runtime import cores
 LISTENING: Final = "listening on "
 """Start of the line by which `outrider cloud` says that it is ready."""
 START_SECONDS: Final = 180.0
-"""How long a target may take to load."""
+"""How long a target that loads may neither say anything nor do anything. There is no limit to how
+long it may take: nobody knows how large it is, and how busy the machine."""
+WORKS: Final = 0.01
+"""Share of a core that a process uses which does something."""
 STOP_SECONDS: Final = 5.0
 LINES_KEPT: Final = 50
 LONGEST_LINE: Final = 1 << 20
@@ -57,6 +61,8 @@ class CloudProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._readers: list[asyncio.Task[None]] = []
         self._said: deque[str] = deque(maxlen=LINES_KEPT)
+        self._lived = False
+        """It has said something since it was looked at last."""
         self.url = ""
         self.pinned = False
 
@@ -93,10 +99,11 @@ class CloudProcess:
         if self._core is not None:
             self.pinned = cores.pin(self._process.pid, self._core)
         try:
-            self.url = await asyncio.wait_for(listening, START_SECONDS)
+            self.url = await self._ready(listening)
         except TimeoutError:
             await self.stop()
-            raise CloudProcessError(f"no answer within {START_SECONDS:.0f} s") from None
+            last = f"; it said last: {self._said[-1]}" if self._said else ""
+            raise CloudProcessError(f"no sign of life for {START_SECONDS:.0f} s{last}") from None
         except BaseException:  # cancelled: nobody else knows of the child
             await self.stop()
             raise
@@ -104,6 +111,17 @@ class CloudProcess:
             await self.stop()
             last = self._said[-1] if self._said else "it ended at once"
             raise CloudProcessError(last.removeprefix("error: "))
+
+    async def _ready(self, listening: asyncio.Future[str]) -> str:
+        """Raises TimeoutError when it is silent and idle for too long."""
+        while True:
+            self._lived, before = False, worked(self.pid)
+            await asyncio.wait((listening,), timeout=START_SECONDS)
+            if listening.done():
+                return listening.result()
+            idle = worked(self.pid) - before <= WORKS * START_SECONDS
+            if idle and not self._lived:
+                raise TimeoutError
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -122,6 +140,7 @@ class CloudProcess:
     async def _remember(self, pipe: asyncio.StreamReader) -> None:
         async for line in pipe:
             if text := line.decode(errors="replace").rstrip():
+                self._lived = True
                 self._said.append(text.strip())
                 self._heard(text)
 
@@ -156,3 +175,12 @@ class CloudProcess:
             for reader in self._readers:
                 reader.cancel()
             await asyncio.gather(*self._readers, return_exceptions=True)
+
+
+def worked(pid: int) -> float:
+    """Seconds of processor time of a process so far; 0 where the system does not say."""
+    try:
+        facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return (int(facts[11]) + int(facts[12])) / os.sysconf("SC_CLK_TCK")

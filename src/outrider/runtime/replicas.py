@@ -11,7 +11,11 @@ Rules:
    it asks Ray for its own state, every LOOK_S seconds. If it gets no answer it goes on serving, and
    Ray cuts it off when the time to drain is over: slower, and no token is lost either.
 2. The first replica starts alone. What it takes tells whether all of them have room.
-3. Replicas are replaced one after the other, and the old one stops before the new one loads, since
+3. How long a start takes, the machine decides: nobody is given up who still loads. What goes on is
+   told every TELL_S seconds, as long as anything does. Ray's own limits are too short for a busy
+   machine (it gives its daemons 30 s, and no option): they are made longer where there is one, and
+   its start is tried START_TRIES times.
+4. Replicas are replaced one after the other, and the old one stops before the new one loads, since
    two may not fit: with N replicas N - 1 serve meanwhile.
 """
 
@@ -21,17 +25,23 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from outrider.runtime.asgi import CloudApp
 from outrider.runtime.listening import MAX_SOCKETS
+from outrider.runtime.process import worked
 from outrider.runtime.routes import AFFINITY_HEADER
 from outrider.runtime.serving import Settings, application
 
 log = logging.getLogger("outrider.replicas")
+
+Tell = Callable[[str], None]
 
 NAME: Final = "outrider"
 """Of the application, and of its one deployment."""
@@ -42,6 +52,18 @@ BEHIND_DRAIN_S: Final = 5.0
 HEALTH_PERIOD_S: Final = 2.0
 HEALTH_TIMEOUT_S: Final = 10.0
 """Of a replica that does not answer Ray; one that died is found out at once."""
+TELL_S: Final = 5.0
+"""Between two looks at what goes on while replicas start or are replaced."""
+START_TRIES: Final = 3
+PATIENT: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "RAY_gcs_server_request_timeout_seconds": "300",
+        "RAY_worker_register_timeout_seconds": "300",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+    }
+)
+"""What Ray is told of time, unless the environment says something else."""
 ROOM_LEFT: Final = 0.05
 """Part of the memory that stays free: Ray kills processes above 95 %."""
 
@@ -65,7 +87,8 @@ class Replicas:
 
     def __init__(self, settings: Settings, count: int, where: Listening) -> None:
         """Raises ModuleNotFoundError where there is no Ray."""
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in (*PATIENT.items(), ("RAY_USAGE_STATS_ENABLED", "0")):
+            os.environ.setdefault(name, value)
         os.environ["RAY_SERVE_SESSION_ID_HEADER_KEY"] = AFFINITY_HEADER
         import ray
         from ray import serve
@@ -77,21 +100,10 @@ class Replicas:
         self._update = 0
         """Counts up: by another version Ray replaces what runs."""
 
-    def start(self) -> None:
-        """Start Ray, one replica, and the others when there is room. Raises ReplicasError."""
-        try:
-            self._ray.init(
-                address="local",
-                namespace=NAME,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-        except Exception as error:  # noqa: BLE001 - it raises bare Exceptions
-            raise ReplicasError(
-                f"Ray did not start ({_last_line(str(error))}); on a busy machine try again, its "
-                "logs are in /tmp/ray/session_latest/logs"
-            ) from None
+    def start(self, tell: Tell = lambda _: None) -> None:
+        """Start Ray, one replica, and the others when there is room. Raises ReplicasError. `tell`
+        is told how far things are, also from another thread."""
+        self._start_ray(tell)
         where = self._where
         # Ray's own loggers write to stderr whatever we ask for.
         for name in ("ray", "ray.serve"):
@@ -103,20 +115,46 @@ class Replicas:
             proxy_location="HeadOnly",
             http_options={"host": where.host, "port": where.port, **tls},
         )
-        self._deploy(self._settings, 1)
+        tell("Ray runs; a first replica loads")
+        self._deploy(self._settings, 1, tell)
         self._require_room()
         if self._count > 1:
-            self._deploy(self._settings, self._count)
+            self._deploy(self._settings, self._count, tell)
 
-    def update(self, settings: Settings) -> None:
+    def _start_ray(self, tell: Tell) -> None:
+        for attempt in range(1, START_TRIES + 1):
+            before = _children()
+            try:
+                self._ray.init(
+                    address="local",
+                    namespace=NAME,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+                return
+            except Exception as error:  # noqa: BLE001 - it raises bare Exceptions
+                why = _last_line(str(error))
+            self._ray.shutdown()
+            for pid in _children() - before:  # of a start that failed, it forgets them
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if attempt < START_TRIES:
+                tell(f"Ray did not start ({why}): attempt {attempt + 1} of {START_TRIES}")
+        raise ReplicasError(
+            f"Ray did not start in {START_TRIES} attempts ({why}); its logs are in "
+            "/tmp/ray/session_latest/logs"
+        )
+
+    def update(self, settings: Settings, tell: Tell = lambda _: None) -> None:
         """Replace the replicas one by one. Raises ReplicasError; those before then stay."""
         self._update += 1
         try:
-            self._deploy(settings, self._count)
+            self._deploy(settings, self._count, tell)
         except ReplicasError:
             self._update += 1
             with contextlib.suppress(ReplicasError):
-                self._deploy(self._settings, self._count)
+                self._deploy(self._settings, self._count, tell)
             raise
         self._settings = settings
 
@@ -133,14 +171,36 @@ class Replicas:
         """Ray's facts of the replicas (`replica_id`, `pid`, `state`, ...)."""
         return _replicas()
 
-    def _deploy(self, settings: Settings, count: int) -> None:
+    def _deploy(self, settings: Settings, count: int, tell: Tell) -> None:
         version = str(self._update)
+        over = threading.Event()
+        telling = threading.Thread(
+            target=self._tell_until, args=(over, count, tell), name="replicas-tell", daemon=True
+        )
+        telling.start()
         try:
             self._serve.run(
                 deployment(settings, count, version=version), name=NAME, route_prefix="/"
             )
         except RuntimeError as error:
             raise ReplicasError(f"no replica came up: {_last_line(str(error))}") from None
+        finally:
+            over.set()
+            telling.join()
+
+    def _tell_until(self, over: threading.Event, count: int, tell: Tell) -> None:
+        """Tell what goes on as long as something does."""
+        before = ""
+        while not over.wait(TELL_S):
+            try:
+                found = self.running
+            except Exception as error:  # noqa: BLE001 - Ray's own, while its controller is away
+                log.info("Ray does not say what its replicas do: %s", type(error).__name__)
+                continue
+            said = progress(found, count)
+            if said != before:
+                tell(said)
+            before = said
 
     def _require_room(self) -> None:
         """Raises ReplicasError where so many replicas as the first do not fit."""
@@ -156,6 +216,20 @@ class Replicas:
                 f"{self._count} replicas do not fit: one takes {max(taken) / 2**30:.1f} GiB, and "
                 f"{free / 2**30:.1f} GiB are free: --replicas {most} fits"
             )
+
+
+def progress(found: Sequence[Mapping[str, Any]], count: int) -> str:
+    """How far replicas are, of Ray's facts. It changes as long as those that load do something."""
+    serving = sum(facts["state"] == "RUNNING" for facts in found)
+    said = f"{serving} of {count} replicas serve"
+    for facts in found:
+        if facts["state"] != "RUNNING":
+            pid = facts.get("pid") or 0
+            said += (
+                f"; one is {str(facts['state']).lower()}: {worked(pid):.0f} s of processor time, "
+                f"{_resident(pid) / 2**30:.1f} GiB"
+            )
+    return said
 
 
 def deployment(settings: Settings, count: int, *, version: str | None = None) -> Any:
@@ -228,6 +302,15 @@ def _replicas(app: str = NAME) -> list[Mapping[str, Any]]:
     found = _get_global_client().get_serve_details()
     deployments = found.get("applications", {}).get(app, {}).get("deployments", {})
     return list(deployments.get(NAME, {}).get("replicas", ()))
+
+
+def _children() -> set[int]:
+    """Of this process; empty where the system does not list them."""
+    found = ""
+    for task in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):
+            found += (task / "children").read_text()
+    return set(map(int, found.split()))
 
 
 def _resident(pid: int) -> int:
