@@ -183,7 +183,9 @@ class Replicas:
                 deployment(settings, count, version=version), name=NAME, route_prefix="/"
             )
         except RuntimeError as error:
-            raise ReplicasError(f"no replica came up: {_last_line(str(error))}") from None
+            # Of the deployment Ray says what the replica said; of the application, that it failed.
+            why = str(_deployed().get("message", "")) or str(error)
+            raise ReplicasError(f"no replica came up: {_last_line(why)}") from None
         finally:
             over.set()
             telling.join()
@@ -297,11 +299,17 @@ def _is_stopping(replica: str, app: str) -> bool:
 
 
 def _replicas(app: str = NAME) -> list[Mapping[str, Any]]:
+    return list(_deployed(app).get("replicas", ()))
+
+
+def _deployed(app: str = NAME) -> Mapping[str, Any]:
+    """Ray's facts of the deployment (`status`, `message`, `replicas`, ...)."""
     from ray.serve.context import _get_global_client
 
     found = _get_global_client().get_serve_details()
     deployments = found.get("applications", {}).get(app, {}).get("deployments", {})
-    return list(deployments.get(NAME, {}).get("replicas", ()))
+    made: Mapping[str, Any] = deployments.get(NAME, {})
+    return made
 
 
 def _children() -> set[int]:
