@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from outrider.core.tokens import SamplingParams
-from outrider.engines.base import EngineError
+from outrider.engines.base import Block, EngineError, FloatRow, NoMemoryError
 from outrider.engines.desk import DeskJob, SlotDesk
 from outrider.engines.drafters import ModelDrafter
+from outrider.engines.slotbook import SlotRecord
 from outrider.engines.toy import ToyModel
 from toys import TARGET, VOCAB, draft
 
@@ -296,3 +298,56 @@ def test_the_only_slot_that_could_make_room_is_taken_and_not_copied():
     assert [result.fed for result in made.run(jobs)] == [1, 40], "as many jobs as slots"
     with pytest.raises(EngineError, match="slots are taken"):
         made.run([*jobs, DeskJob(key=4, committed=head(20, *[2] * 30), tenant="ann")])
+
+
+class Tight(ToyModel):
+    """A toy with memory for so many ids, those of all slots together, parked or not."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(TARGET, vocab_size=VOCAB, max_slots=8)
+        self._room = room
+
+    def _fit(self, more: int) -> None:
+        if sum(len(slot.ids) for slot in self._slots.values()) + more > self._room:
+            raise MemoryError
+
+    def _compute(self, blocks: Sequence[Block], slots: Sequence[SlotRecord]) -> list[FloatRow]:
+        self._fit(sum(len(block.tokens) for block in blocks))
+        return super()._compute(blocks, slots)
+
+    def _copy(self, source: SlotRecord, target: SlotRecord, length: int) -> None:
+        self._fit(length)
+
+
+def test_where_memory_runs_out_parked_slots_go_before_an_answer_fails():
+    made = SlotDesk(Tight(100))
+    for key in (1, 2):
+        made.run([DeskJob(key=key, committed=(key,) * 40, tenant="a")])
+        made.release(key)
+    assert made.parked == 2
+    (result,) = made.run([DeskJob(key=3, committed=(3,) * 60, tenant="b")])
+    np.testing.assert_array_equal(result.rows[-1], TARGET((3,) * 60))
+    assert (made.parked, made.evictions) == (0, 0)
+
+
+def test_without_parked_slots_the_error_is_the_jobs_and_the_slots_are_as_they_were():
+    made = SlotDesk(Tight(100))
+    made.run([DeskJob(key=1, committed=(1,) * 80)])
+    with pytest.raises(NoMemoryError):
+        made.run([DeskJob(key=2, committed=(2,) * 30)])
+    assert held(made, 1) == (1,) * 80
+    made.release(2)
+    (result,) = made.run([DeskJob(key=1, committed=(1,) * 81)])
+    assert result.fed == 1
+
+
+def test_a_head_that_cannot_be_copied_is_computed():
+    made = SlotDesk(Tight(70))
+    made.run([DeskJob(key=1, committed=(5,) * 40)])
+    with pytest.raises(NoMemoryError):  # neither the copy fits nor the forward
+        made.run([DeskJob(key=2, committed=(5,) * 40)])
+    assert (made.held, made.model.open_slots, made.shared_ids) == (2, 2, 0)
+    made.release(1)
+    (result,) = made.run([DeskJob(key=2, committed=(5,) * 40)])
+    assert result.fed == 40
+    assert made.model.open_slots == 1

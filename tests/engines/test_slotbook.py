@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from outrider.engines.base import (
     EngineError,
     FloatRow,
     LanguageModel,
+    ModelInfo,
+    NoMemoryError,
     SlotError,
 )
 from outrider.engines.slotbook import SlotBook, SlotRecord
@@ -37,7 +40,11 @@ class Copier(SlotBook[Page]):
     def __init__(self, *, max_slots: int = 3, context_length: int = 8, id_count: int = 10) -> None:
         super().__init__(max_slots=max_slots, context_length=context_length, id_count=id_count)
         self.copied: list[tuple[Page, Page, int, tuple[int, ...]]] = []
-        self.broken = False
+        self.broken: Exception | None = None
+
+    @property
+    def info(self) -> ModelInfo:
+        return ToyModel(lambda _: np.zeros(1), vocab_size=10, name="copier").info
 
     def _new(self) -> Page:
         return Page()
@@ -45,14 +52,18 @@ class Copier(SlotBook[Page]):
     def _copy(self, source: Page, target: Page, length: int) -> None:
         self.copied.append((source, target, length, tuple(target.ids)))
         if self.broken:
-            raise MemoryError
+            raise self.broken
         target.stored = source.stored[:length]
 
-    def append(self, *blocks: Block) -> None:
-        slots = self._check(blocks)
+    def _compute(self, blocks: Sequence[Block], slots: Sequence[Page]) -> list[FloatRow]:
         for slot, block in zip(slots, blocks, strict=True):
             slot.stored = (*slot.stored[: block.start], *block.tokens)
-        self._extend(slots, blocks)
+        if self.broken:
+            raise self.broken
+        return []
+
+    def append(self, *blocks: Block) -> None:
+        self.forward(blocks)
 
 
 def block(slot: int, start: int, tokens: Sequence[int]) -> Block:
@@ -83,10 +94,86 @@ def test_the_copy_hook_comes_before_the_ids_and_not_for_nothing() -> None:
 def test_a_copy_that_fails_leaves_the_target_empty() -> None:
     book = Copier()
     source, target = holding(book, [4, 5, 6]), book.open()
-    book.broken = True
-    with pytest.raises(MemoryError):
+    book.broken = MemoryError()
+    with pytest.raises(NoMemoryError, match=r"^copier ran out of memory; "):
         book.copy_prefix(source, target, 2)
     assert (book.tokens(source), book.tokens(target)) == ((4, 5, 6), ())
+
+
+def torchs_own() -> RuntimeError:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(1 << 50)
+    return refused.value
+
+
+def numpys_own() -> MemoryError:
+    with pytest.raises(MemoryError) as refused:
+        np.empty(1 << 55)
+    return refused.value
+
+
+CUDAS = (  # as torch words them; no GPU is needed to read them
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.80 GiB of "
+    "which 1.10 GiB is free.",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+)
+
+
+@pytest.mark.parametrize(
+    ("raised", "asked"),
+    [
+        (torchs_own, " (it asked for 4503599627370496 bytes more)"),
+        (numpys_own, " (it asked for 256 PiB more)"),
+        (lambda: RuntimeError(CUDAS[0]), " (it asked for 2.50 GiB more)"),
+        (lambda: RuntimeError(CUDAS[1]), ""),
+    ],
+)
+def test_memory_that_ran_out_in_a_forward_is_named_and_what_to_do(
+    raised: Callable[[], Exception], asked: str
+) -> None:
+    book = Copier()
+    slot = holding(book, [4, 5])
+    book.broken = raised()
+    with pytest.raises(NoMemoryError) as told:
+        book.append(block(slot, 2, [6]))
+    assert str(told.value) == (
+        f"copier ran out of memory{asked}; shorter prompts need less, and so do fewer answers at "
+        "once (outrider cloud --slots)"
+    )
+    assert book.tokens(slot) == (4, 5)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), KeyError("out of memory")])
+def test_another_failure_keeps_its_own_name(error: Exception) -> None:
+    book = Copier()
+    slot = holding(book, [4, 5])
+    book.broken = error
+    with pytest.raises(type(error)) as told:
+        book.append(block(slot, 2, [6]))
+    assert told.value is error
+
+
+def test_what_a_failed_pass_held_is_free_for_the_next_try() -> None:
+    """Its frames would keep its tensors for as long as somebody looks at the error."""
+
+    class Tensor:
+        pass
+
+    held: list[weakref.ref[Tensor]] = []
+
+    class Full(Copier):
+        def _compute(self, blocks: Sequence[Block], slots: Sequence[Page]) -> list[FloatRow]:
+            activations = Tensor()
+            held.append(weakref.ref(activations))
+            raise MemoryError
+
+    book = Full()
+    slot = book.open()
+    with pytest.raises(NoMemoryError) as told:
+        book.append(block(slot, 0, [6]))
+    assert told.value.__context__ is not None
+    assert held[0]() is None
 
 
 def test_a_number_is_never_given_twice() -> None:

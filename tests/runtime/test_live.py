@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from live import (
@@ -379,6 +382,45 @@ def test_an_engine_error_ends_its_session_alone():
             same(await both.ask(ask(params)), alone(params))
 
     run(work())
+
+
+def test_memory_that_runs_out_in_a_shared_forward_ends_the_answer_that_needs_it_alone(
+    caplog: pytest.LogCaptureFixture,
+):
+    """The longest text does not fit beside the others, nor by itself; they go on."""
+
+    def law(context: tuple[int, ...]) -> Any:
+        if len(context) > 60:
+            np.empty(1 << 55)  # numpy's own error
+        return TARGET(context)
+
+    model = Watched(law)
+    shared: list[int] = []
+    model.before = lambda blocks: shared.append(len(blocks))
+    params = SamplingParams(seed=4, max_tokens=40, ignore_eos=True)
+    long = PROMPT * 12
+
+    async def work() -> None:
+        async with pair(model=model) as both:
+            asked = [ask(params, Schedule.CLOUD_ONLY, prompt=p) for p in (PROMPT, long, PROMPT)]
+            first, bad, last = await asyncio.gather(
+                *(both.ask(request) for request in asked), return_exceptions=True
+            )
+            same(first, alone(params))
+            same(last, alone(params))
+            assert isinstance(bad, CloudError)
+            assert bad.code is Code.ENGINE
+            assert "toy ran out of memory (it asked for 256 PiB more); shorter prompts" in str(bad)
+            assert "fewer answers at once (outrider cloud --slots)" in str(bad)
+            await both.idle()
+
+    with caplog.at_level(logging.WARNING, "outrider.cloud"):
+        run(work())
+    assert max(shared) == 3
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "outrider.cloud"]
+    assert line.startswith("forward failed: toy ran out of memory (it asked for 256 PiB more)")
+    assert "Traceback" not in line
+    assert "File " not in line
 
 
 class Broken(ModelDrafter):

@@ -42,6 +42,7 @@ class EngineError(Exception):
     +-- IncompatibleModelsError  draft and target do not speak the same vocabulary
     +-- ContextOverflowError a block would not fit in the context window
     +-- SlotError            unknown slot, or a position that does not match: caller's fault
+    +-- NoMemoryError        no memory is left for a forward; the slots are as they were before it
     +-- ServerError          a server that runs the model is gone, changed, or says too little
     +-- UnrecordedError      a replayed draft was asked for what was not recorded. No draft may
                              stand in for it: the answer fails, where a broken draft costs speed
@@ -69,6 +70,10 @@ class ContextOverflowError(EngineError):
 
 
 class SlotError(EngineError):
+    pass
+
+
+class NoMemoryError(EngineError):
     pass
 
 

@@ -10,6 +10,8 @@ Rules:
   find out by the time it takes what another one asked.
 * When the engine has no free slot, a parked one goes (of the tenant that has most, the oldest),
   then the one unused for longest; its session is rebuilt from its ids when it comes back.
+* A parked slot fails no answer: where memory runs out, all of them go and the forward is tried
+  once more.
 * At least the newest committed token is always fed: its row is the one that is needed.
 * A forward takes in at most `chunk` ids that say nothing yet (a prompt, a rebuild), so that a
   long prompt does not hold up the sessions that share the engine. A job whose ids are not all in
@@ -33,6 +35,7 @@ from outrider.engines.base import (
     EngineError,
     FloatRow,
     LanguageModel,
+    NoMemoryError,
     UnrecordedError,
     keep_prefix,
     plan_prefix,
@@ -148,8 +151,18 @@ class SlotDesk:
             part, room = self._part(job, keys, room)
             parts.append(part)
         blocks = [part.block for part in parts if part.block is not None]
-        rows = iter(self.model.forward(blocks))
+        rows = iter(self._forward(blocks))
         return [self._result(part, rows) for part in parts]
+
+    def _forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
+        try:
+            return self.model.forward(blocks)
+        except NoMemoryError:
+            if not self._parked:
+                raise
+        while self._unpark(None):
+            pass
+        return self.model.forward(blocks)
 
     def _part(self, job: DeskJob, busy: set[int], room: int) -> tuple[_Part, int]:
         """The job's part of a forward that takes in `room` more ids, and what is left of them."""
@@ -213,8 +226,8 @@ class SlotDesk:
         shared = min(alike[best], len(job.committed) - 1) if best is not None else 0
         if best is None or shared < MIN_SHARED:
             return self._open(busy)
-        self.shared_ids += shared
         if best in self._parked and 2 * shared >= self.model.length(best):
+            self.shared_ids += shared
             del self._parked[best]
             return best
         try:
@@ -223,8 +236,13 @@ class SlotDesk:
             # It may be all that could make room: then it is taken, and not copied.
             if not self._taken(best, busy):
                 raise
+            self.shared_ids += shared
             return best
-        self.model.copy_prefix(best, slot, shared)
+        try:
+            self.model.copy_prefix(best, slot, shared)
+        except NoMemoryError:
+            return slot  # an empty one is as right, and the forward says whether it fits
+        self.shared_ids += shared
         return slot
 
     def _open(self, busy: set[int], *, keep: int | None = None) -> int:

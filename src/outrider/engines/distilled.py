@@ -169,10 +169,9 @@ class DistilledModel(SlotBook[DraftSlot]):
     def passes(self) -> int:
         return self._passes
 
-    def forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
+    def _compute(self, blocks: Sequence[Block], slots: Sequence[DraftSlot]) -> list[FloatRow]:
         """A pass for as many short blocks as it holds, and one per PREFILL_ROWS rows of a long
         one. A block is never cut to fill a pass: it meets the shapes it meets alone."""
-        slots = self._check(blocks)
         out: list[FloatRow] = []
         with torch.inference_mode():
             for slot, block in zip(slots, blocks, strict=True):
@@ -181,7 +180,6 @@ class DistilledModel(SlotBook[DraftSlot]):
                 self._store.reserve(slot, block.start + len(block.tokens))
             for first, end in _passes([len(block.tokens) for block in blocks]):
                 out += self._run(slots[first:end], blocks[first:end])
-        self._extend(slots, blocks)
         return out
 
     def hidden(self, slot: int) -> FloatRow:

@@ -144,11 +144,7 @@ class HFModel(SlotBook[Slot]):
         """Rows of a deterministic pass."""
         return self._rows
 
-    def forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
-        return self._append(blocks, self._check(blocks))
-
-    def _append(self, blocks: Sequence[Block], slots: Sequence[Slot]) -> list[FloatRow]:
-        """`forward` after its checks: slots[i] is that of blocks[i]."""
+    def _compute(self, blocks: Sequence[Block], slots: Sequence[Slot]) -> list[FloatRow]:
         out = [np.empty((block.rows, self._info.vocab_size), np.float32) for block in blocks]
         if self._info.deterministic:
             passes = plan_bucketed(blocks, rows=self._rows, context=self._context)
@@ -165,7 +161,6 @@ class HFModel(SlotBook[Slot]):
         finally:
             if not finished:
                 self._undo(slots)
-        self._extend(slots, blocks)
         return out
 
     def _run(
@@ -271,7 +266,9 @@ class HFModel(SlotBook[Slot]):
             blocks = [
                 Block(slot=i, start=position, tokens=(token,), rows=1) for i in range(self._rows)
             ]
-            for row in self._append(blocks, slots):
+            rows = self._compute(blocks, slots)
+            self._extend(slots, blocks)
+            for row in rows:
                 if not np.array_equal(row[0], expected[position]):
                     raise UnsupportedModelError(
                         f"{self._info.name} in {self._info.dtype} does not give the same bits at "

@@ -26,7 +26,13 @@ from typing import Any, Final
 import llama_cpp as api
 import numpy as np
 
-from outrider.engines.base import EngineError, FloatRow, ModelNotFoundError, UnsupportedModelError
+from outrider.engines.base import (
+    EngineError,
+    FloatRow,
+    ModelNotFoundError,
+    NoMemoryError,
+    UnsupportedModelError,
+)
 
 MAGIC: Final = b"GGUF"
 CELL_STEP: Final = 256
@@ -166,7 +172,7 @@ class NativeContext:
         rows: int,
         threads: int,
     ) -> None:
-        """`rows`: most tokens of a decode. EngineError when there is no memory for it.
+        """`rows`: most tokens of a decode. NoMemoryError when there is none for it.
 
         Keys and values are stored in different types. Attention then computes each row by
         itself, over one cell after another, and sums in float32: llama.cpp's CPU kernel has two
@@ -188,7 +194,7 @@ class NativeContext:
         self._model = model  # must outlive the context
         self._context: Any = api.llama_init_from_model(model.handle, wish)
         if not self._context:
-            raise EngineError(
+            raise NoMemoryError(
                 f"llama.cpp has no room for {streams} x {capacity} tokens of {model.path.name} "
                 f"({log.reason()}); use fewer slots or a shorter context"
             )

@@ -112,8 +112,7 @@ class LlamaCppModel(SlotBook[StreamSlot]):
         super().close(slot)
         self._cells.forget(stream, 0)
 
-    def forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
-        slots = self._check(blocks)
+    def _compute(self, blocks: Sequence[Block], slots: Sequence[StreamSlot]) -> list[FloatRow]:
         longest = max((block.start + len(block.tokens) for block in blocks), default=0)
         self._reserve(longest)
         for slot, block in zip(slots, blocks, strict=True):
@@ -121,7 +120,6 @@ class LlamaCppModel(SlotBook[StreamSlot]):
         out = [np.empty((block.rows, self._info.vocab_size), np.float32) for block in blocks]
         for each in plan_even(blocks, lanes=[slot.stream for slot in slots], rows=PASS_ROWS):
             self._run(each, blocks, slots, out)
-        self._extend(slots, blocks)
         return out
 
     def _run(
@@ -164,8 +162,8 @@ class LlamaCppModel(SlotBook[StreamSlot]):
         self._cells.forget(target.stream, length)
 
     def _reserve(self, length: int) -> None:
-        """Room for slots of `length` ids. EngineError, with everything as it was, where there is
-        no memory for it."""
+        """Room for slots of `length` ids. NoMemoryError, with everything as it was, where there is
+        none."""
         capacity = self._capacity
         while capacity < length:
             capacity = min(2 * capacity, self._context)

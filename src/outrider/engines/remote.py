@@ -224,16 +224,13 @@ class RemoteModel(SlotBook[SlotRecord]):
         super().close(slot)
         self._way.forget(slot)
 
-    def forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
-        slots = self._check(blocks)
+    def _compute(self, blocks: Sequence[Block], slots: Sequence[SlotRecord]) -> list[FloatRow]:
         asks = [_ask(block, slot) for block, slot in zip(blocks, slots, strict=True) if block.rows]
         told = iter(self._told(asks))
-        out = [
+        return [
             self._rows(next(told), block.rows) if block.rows else self._rows([], 0)
             for block in blocks
         ]
-        self._extend(slots, blocks)
-        return out
 
     def _told(self, asks: Sequence[Ask]) -> list[list[Position]]:
         if not asks:

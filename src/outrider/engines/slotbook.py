@@ -1,10 +1,10 @@
 """Which slots an engine has and which ids each one holds: the same for every engine.
 
-An engine derives from `SlotBook`, says what one of its slots is (`_new`) and how what it
-stores for a prefix is copied (`_copy`), and writes `forward` in three steps:
+An engine derives from `SlotBook`, says what one of its slots is (`_new`), how what it stores for
+a prefix is copied (`_copy`) and what its rows are (`_compute`). `forward` is three steps:
 
     slots = self._check(blocks)    every refusal, before anything has changed
-    rows = ...                     the engine's own work
+    rows = self._compute(...)      the engine's own work
     self._extend(slots, blocks)    the ids count from here on
 
 Rules:
@@ -13,6 +13,7 @@ Rules:
   slot at the length it had.
 * What an engine stores behind the ids of a slot means nothing. `truncate` therefore touches
   ids only, and the next block writes over what it left.
+* Memory that runs out, whoever says so and in whatever words, is a NoMemoryError (`memory`).
 * Slot numbers are never given twice: a number kept too long is refused, and cannot reach the
   slot of somebody else.
 """
@@ -24,7 +25,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from outrider.engines.base import Block, ContextOverflowError, EngineError, SlotError
+from outrider.engines.base import (
+    Block,
+    ContextOverflowError,
+    EngineError,
+    FloatRow,
+    ModelInfo,
+    SlotError,
+)
+from outrider.engines.memory import memory_named
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +68,15 @@ class SlotBook(ABC, Generic[Record]):
     def _copy(self, source: Record, target: Record, length: int) -> None:
         """Copy what is stored for the first `length` >= 1 ids of `source`, but not the ids;
         `target` has none yet."""
+
+    @abstractmethod
+    def _compute(self, blocks: Sequence[Block], slots: Sequence[Record]) -> list[FloatRow]:
+        """What `forward` returns, once everything has been checked: slots[i] is that of
+        blocks[i], and holds the ids it held before."""
+
+    @property
+    @abstractmethod
+    def info(self) -> ModelInfo: ...
 
     @property
     def open_slots(self) -> int:
@@ -97,8 +115,16 @@ class SlotBook(ABC, Generic[Record]):
         if not 0 <= length <= len(old.ids):
             raise SlotError(f"slot {source} holds {len(old.ids)} ids, not {length}")
         if length:
-            self._copy(old, new, length)
+            with memory_named(self.info.name):
+                self._copy(old, new, length)
         new.ids.extend(old.ids[:length])
+
+    def forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
+        slots = self._check(blocks)
+        with memory_named(self.info.name):
+            rows = self._compute(blocks, slots)
+        self._extend(slots, blocks)
+        return rows
 
     def _check(self, blocks: Sequence[Block]) -> list[Record]:
         """The blocks' slots, after every check that a forward has to pass.

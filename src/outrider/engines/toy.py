@@ -151,12 +151,9 @@ class ToyModel(SlotBook[SlotRecord]):
     def passes(self) -> int:
         return self._passes
 
-    def forward(self, blocks: Sequence[Block]) -> list[FloatRow]:
-        slots = self._check(blocks)
+    def _compute(self, blocks: Sequence[Block], slots: Sequence[SlotRecord]) -> list[FloatRow]:
         self._passes += 1
-        rows = [self._rows(slot, block) for slot, block in zip(slots, blocks, strict=True)]
-        self._extend(slots, blocks)
-        return rows
+        return [self._rows(slot, block) for slot, block in zip(slots, blocks, strict=True)]
 
     def _new(self) -> SlotRecord:
         return SlotRecord()
