@@ -45,6 +45,17 @@ class Server:
     error: tuple[int, str] | None = None
     """Status and message of every answer to come."""
     garbage: bool = False
+    gone: bool = False
+    """Hangs up on everybody, in the middle of a stream as well."""
+    weights: str = "default"
+    """SGLang: which it runs, where /model_info or its older name tells."""
+    model_info: str = "/model_info"
+    scores: bool = True
+    """Has /generate."""
+    ignores_start: bool = False
+    """SGLang: scores the whole input whatever logprob_start_len says."""
+    dropped: str = ""
+    """A field that is missing in every choice, or in SGLang's meta_info."""
     break_after: int | None = None
     """Events of a stream before the connection drops."""
     asked: list[tuple[str, Any]] = field(default_factory=list)
@@ -76,7 +87,8 @@ class Server:
     def choice(self, index: int, ids: tuple[int, ...], count: int) -> dict[str, Any]:
         token, told = self.entry(ids, count)
         more = {"token_ids": [token]} if self.shape == "vllm" else {}
-        return {"index": index, "text": "x", "logprobs": told, "finish_reason": None} | more
+        whole = {"index": index, "text": "x", "logprobs": told, "finish_reason": None} | more
+        return {name: value for name, value in whole.items() if name != self.dropped}
 
 
 @contextlib.contextmanager
@@ -91,6 +103,7 @@ def serving(**facts: Any) -> Iterator[Server]:
     try:
         yield server
     finally:
+        server.gone = True  # whoever kept a connection
         http.shutdown()
         http.server_close()
         thread.join()
@@ -117,6 +130,9 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
 
         def _answer(self, body: Any) -> None:
             server.asked.append((self.path, body))
+            if server.gone:
+                self.close_connection = True
+                return
             if server.key and self.headers["Authorization"] != f"Bearer {server.key}":
                 self._json(401, {"error": {"message": "no"}})
             elif server.error is not None:
@@ -129,7 +145,10 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 self._json(200, {"tokens": _tokenize(server, body["prompt"])})
             elif self.path == "/v1/completions":
                 self._complete(body)
-            elif self.path == "/generate":
+            elif self.path == server.model_info:
+                weights = {"model_path": server.root, "weight_version": server.weights}
+                self._json(200, {"tokenizer_path": "words", **weights})
+            elif self.path == "/generate" and server.scores:
                 inputs = zip(body["input_ids"], body["logprob_start_len"], strict=True)
                 self._json(200, [_scored(server, i, s, body) for i, s in inputs])
             else:
@@ -153,7 +172,7 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.close_connection = True
             for sent in range(body["max_tokens"]):
-                if sent == server.break_after:
+                if sent == server.break_after or server.gone:
                     self.connection.close()
                     return
                 choice = server.choice(0, ids, 1)
@@ -209,6 +228,7 @@ def _scored(server: Server, ids: list[int], start: int, body: Any) -> dict[str, 
     def row(end: int) -> list[list[Any]]:
         return [[p, i, None] for i, p in server.top(tuple(ids[:end]), count)]
 
+    start = 0 if server.ignores_start else start
     inputs = [None, *(row(end) for end in range(start + 1, len(ids)))]
     meta = {
         "input_top_logprobs": inputs,
@@ -216,4 +236,6 @@ def _scored(server: Server, ids: list[int], start: int, body: Any) -> dict[str, 
         "cached_tokens": start if server.cached else 0,
         "prompt_tokens": len(ids),
     }
-    return {"text": "", "meta_info": meta}
+    meta = {name: value for name, value in meta.items() if name != server.dropped}
+    whole = {"text": "", "meta_info": meta}
+    return {name: value for name, value in whole.items() if name != server.dropped}

@@ -206,6 +206,15 @@ def test_a_key_goes_with_every_request_and_comes_from_the_environment(
         ({"most": 5}, "sglang", "20 likeliest ids were asked for and 5 were told"),
         ({"one_answer": True}, "vllm", "does not take a list of prompts"),
         ({"break_after": 3}, "openai", "broke off in the middle of an answer"),
+        ({"dropped": "logprobs", "shape": "llama"}, "openai", "texts and no token ids"),
+        ({"dropped": "logprobs", "shape": "llama"}, "vllm", "texts and no token ids"),
+        ({"dropped": "logprobs"}, "vllm", "20 likeliest ids were asked for and 0 were told"),
+        ({"scores": False}, "sglang", "/generate answered 404: not found"),
+        ({"ignores_start": True}, "sglang", "it ignores logprob_start_len"),
+        ({"dropped": "meta_info"}, "sglang", "not understood .KeyError"),
+        ({"dropped": "input_top_logprobs"}, "sglang", "not understood .KeyError"),
+        ({"dropped": "output_top_logprobs"}, "sglang", "not understood .KeyError"),
+        ({"dropped": "cached_tokens"}, "sglang", "not understood .KeyError"),
     ],
 )
 def test_a_server_that_says_too_little_is_refused_with_the_reason(
@@ -244,13 +253,47 @@ def test_a_tokenizer_that_cannot_be_asked_is_said(caplog: pytest.LogCaptureFixtu
     assert "nobody has checked" in caplog.text
 
 
+WAYS = ("openai", "vllm", "sglang")
+
+
+def test_ids_without_likeliest_ones_are_enough_for_the_greedy_answer():
+    with serving(dropped="logprobs") as server:
+        assert answer(load(server, "openai"), GREEDY).token_ids == alone(GREEDY).token_ids
+
+
+@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
+def test_weights_that_sglang_loads_in_place_are_another_model(
+    path: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(remote, "IDENTITY_S", -1.0)
+    with serving(model_info=path) as server:
+        loaded = load(server, "sglang")
+        assert answer(loaded, GREEDY).token_ids == alone(GREEDY).token_ids
+        server.weights = "step-2"
+        with pytest.raises(ServerError, match="no longer serves"):
+            answer(loaded, GREEDY)
+
+
+def test_an_sglang_that_does_not_tell_its_weights_is_known_by_its_card(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(remote, "IDENTITY_S", -1.0)
+    with serving(model_info="/nowhere") as server:
+        loaded = load(server, "sglang")
+        assert answer(loaded, GREEDY).token_ids == alone(GREEDY).token_ids
+        server.root = "weights-2"
+        with pytest.raises(ServerError, match="no longer serves"):
+            answer(loaded, GREEDY)
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("change", [{"root": "weights-2"}, {"model": "another"}])
 def test_a_model_that_is_swapped_under_a_session_ends_it(
-    change: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    way: str, change: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(remote, "IDENTITY_S", -1.0)  # look every time
     with serving() as server:
-        loaded = load(server, "vllm")
+        loaded = load(server, way)
         model, slot = loaded.model, loaded.model.open()
         model.forward([Block(slot=slot, start=0, tokens=PROMPT, rows=1)])
         for name, value in change.items():
@@ -260,22 +303,39 @@ def test_a_model_that_is_swapped_under_a_session_ends_it(
         assert model.length(slot) == 3  # the failed forward counts for nothing
 
 
-def test_an_answer_in_another_models_name_is_not_taken():
+@pytest.mark.parametrize("way", ["openai", "vllm"])  # SGLang's /generate names none
+def test_an_answer_in_another_models_name_is_not_taken(way: str):
     with serving() as server:
-        loaded = load(server, "vllm")
+        loaded = load(server, way)
         server.model = "another"
         with pytest.raises(ServerError, match="swapped"):
             answer(loaded, GREEDY)
 
 
-def test_a_server_that_comes_back_is_asked_again():
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [({"error": (503, "loading")}, "503: loading"), ({"gone": True}, "is the server running")],
+)
+def test_a_server_that_comes_back_is_asked_again(way: str, fault: dict[str, Any], words: str):
     with serving() as server:
-        loaded = load(server, "vllm")
-        server.error = (503, "loading")
-        with pytest.raises(ServerError, match="503"):
+        loaded = load(server, way)
+        before = {name: getattr(server, name) for name in fault}
+        for name, value in fault.items():
+            setattr(server, name, value)
+        with pytest.raises(ServerError, match=words):
             answer(loaded, GREEDY)
-        server.error = None
+        for name, value in before.items():
+            setattr(server, name, value)
         assert answer(loaded, GREEDY).token_ids == alone(GREEDY).token_ids
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_server_that_is_shut_down_is_said(way: str):
+    with serving() as server:
+        loaded = load(server, way)
+    with pytest.raises(ServerError, match=r"no answer from http.*; is the server running"):
+        answer(loaded, GREEDY)
 
 
 def test_nobody_at_the_address():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
-from live import PROMPT, TOKENIZER, Heard, alone, ask, drafter, edge, hear, run, same
+from live import PROMPT, TARGET, TOKENIZER, Heard, alone, ask, drafter, edge, hear, run, same
 from outrider.core.relaxation import Relaxation
 from outrider.core.tokens import Rule, SamplingParams
+from outrider.engines import remote
 from outrider.engines.desk import SlotDesk
 from outrider.engines.load import load_target
 from outrider.proto.messages import Code
@@ -15,6 +19,7 @@ from outrider.runtime.edgerequest import EdgeRequest
 from outrider.runtime.edgestream import CloudError
 from outrider.session.schedules import Schedule
 from servers import Server, serving
+from toys import remember
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
 SAMPLED = SamplingParams(temperature=0.9, top_k=20, seed=5, max_tokens=32)
@@ -79,6 +84,61 @@ def test_a_server_that_goes_ends_the_answers_it_owes_and_no_verifier():
             same(await hear(await runtime.stream(ask(GREEDY))), alone(GREEDY))
 
     with serving() as server:
+        run(story(server))
+
+
+def no_end(context: tuple[int, ...]) -> Any:
+    row = TARGET(context).copy()
+    row[TOKENIZER.END] = -50.0
+    return row
+
+
+ENDLESS = remember(no_end, 2)
+WAYS = ("openai", "vllm", "sglang")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"root": "weights-2"}, "the server no longer serves the toy-model it began with"),
+        ({"gone": True}, "no answer from the server: "),
+        ({"error": (503, "full")}, "the server answered 503: full"),
+    ],
+)
+def test_what_befalls_the_server_under_a_running_answer_is_told_to_its_edge(
+    way: str, change: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+):
+    """And nothing of where that server stands; what was shown before stays the server's own."""
+    monkeypatch.setattr(remote, "IDENTITY_S", -1.0)  # look every time
+    params = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+
+    async def story(server: Server) -> None:
+        async with cloud(server, way) as verifier, edge(verifier.port, drafter()) as runtime:
+            shown: list[int] = []
+
+            async def listen() -> None:
+                async for step in await runtime.stream(ask(params, Schedule.SYNC)):
+                    shown.extend(step.tokens)
+                    for name, value in change.items():
+                        setattr(server, name, value)
+
+            with pytest.raises(CloudError) as failed:
+                await listen()
+            assert failed.value.code is Code.ENGINE
+            assert words in str(failed.value)
+            assert server.url not in str(failed.value)
+            ids = PROMPT
+            for token in shown:
+                assert token == int(np.argmax(ENDLESS(ids)))
+                ids = (*ids, token)
+            assert shown
+            for name in change:
+                setattr(server, name, getattr(Server(), name))
+            (rest,) = [await hear(await runtime.stream(ask(GREEDY)))]
+            assert rest.tokens[: len(shown)] == tuple(shown)[:32]
+
+    with serving(law=ENDLESS) as server:
         run(story(server))
 
 

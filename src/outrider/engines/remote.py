@@ -14,16 +14,17 @@ Rules:
 * A slot is a list of ids here; the cache is the server's. Ids without rows cost no request.
 * Rows hold what the server tells, -inf elsewhere (`ModelInfo.known_ids`), and NaN behind a wrong
   draft where that is not known: such a row cannot be sampled from by mistake.
-* Who the server says it is (its model list, SGLang's model path) is asked again every few seconds
-  and after each new connection: another model under a running session ends the session with an
-  error instead of a text of two authors. A server that is gone ends the sessions of that forward;
-  the verifier goes on and asks it again for the next.
+* Who the server says it is (its model list; SGLang's path and version of the weights) is asked
+  again every few seconds and after each new connection: another model under a running session
+  ends the session with an error instead of a text of two authors. A server that is gone ends the
+  sessions of that forward; the verifier goes on and asks it again for the next.
 * Nothing is promised about bits: `deterministic` is False, near-ties are counted where the server
   tells more than one id.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ WAYS: Final = ("openai", "vllm", "sglang")
 KEY_VARIABLE: Final = "OUTRIDER_SERVER_KEY"
 """Environment variable with the server's bearer token: a key on a command line can be read by
 everybody on the machine."""
+_WEIGHTS: Final = ("model_path", "weight_version")
 IDENTITY_S: Final = 5.0
 """Seconds between two looks at who the server is."""
 SAMPLES: Final = (
@@ -95,7 +97,8 @@ class Identity:
         self.served = str(card["id"])
         self.context_length = context_of(card)
         """Ids; None: it does not say."""
-        self._facts = _lasting(card)
+        self._weights_at = _weights_path(server) if wanted.way == "sglang" else None
+        self._facts = self._lasting(card)
         self._seen_at = clock()
         self._connects = server.connects
 
@@ -105,12 +108,30 @@ class Identity:
         if now - self._seen_at < IDENTITY_S and self._server.connects == self._connects:
             return
         cards = [c for c in models(self._server) if c.get("id") == self.served]
-        if not cards or _lasting(cards[0]) != self._facts:
+        if not cards or self._lasting(cards[0]) != self._facts:
             raise ServerError(
                 f"{self._server.url} no longer serves the {self.served} it began with; start "
                 "outrider cloud again to use what is there now"
             )
         self._seen_at, self._connects = now, self._server.connects
+
+    def _lasting(self, card: dict[str, Any]) -> dict[str, Any]:
+        """What does not change while the same model is served: no times, no permissions."""
+        facts = {name: card.get(name) for name in ("id", "root", "parent", "max_model_len", "meta")}
+        if self._weights_at is None:
+            return facts
+        told = self._server.get(self._weights_at)
+        return facts | reading("model", lambda: {n: told.get(n) for n in _WEIGHTS})
+
+
+def _weights_path(server: Endpoint) -> str | None:
+    """Where SGLang tells which weights it runs: its card of a model says how it was named, and
+    stays as it is when weights are loaded anew in place."""
+    for path in ("/model_info", "/get_model_info"):  # the second: older releases
+        with contextlib.suppress(ServerError):
+            server.get(path)
+            return path
+    return None
 
 
 def models(server: Endpoint) -> list[dict[str, Any]]:
@@ -137,11 +158,6 @@ def context_of(card: dict[str, Any]) -> int | None:
     """Ids the server takes, prompt and answer; None: it does not say."""
     told = card.get("max_model_len") or (card.get("meta") or {}).get("n_ctx")
     return told if isinstance(told, int) and told > 0 else None
-
-
-def _lasting(card: dict[str, Any]) -> dict[str, Any]:
-    """What does not change while the same model is served: no times, no permissions."""
-    return {name: card.get(name) for name in ("id", "root", "parent", "max_model_len", "meta")}
 
 
 def check_tokenizer(server: Endpoint, tokenizer: Tokenizer, served: str) -> bool:

@@ -34,7 +34,7 @@ from outrider.proto.connection import HEARTBEAT, Connection, Role, SilentPeerErr
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import PROTOCOL_VERSION, Code, Hello, Limits, Open
 from outrider.runtime.access import ConfigurationError, Logins, login_of, require_safe
-from outrider.runtime.discreet import outline
+from outrider.runtime.discreet import outline, without_addresses
 from outrider.runtime.events import note, note_message
 from outrider.runtime.listening import MAX_CONNECTIONS
 from outrider.runtime.peers import (
@@ -465,7 +465,7 @@ class CloudRuntime:
         known = isinstance(error, EngineError)
         reason = str(error) if known else f"the engine failed: {type(error).__name__}"
         log.warning("forward failed: %s%s", reason, "" if known else f"\n{outline(error)}")
-        self._dispatch(self.service.failed(work, reason))
+        self._dispatch(self.service.failed(work, without_addresses(reason)))
 
     def _free_slots(self) -> None:
         """Give engine slots of ended sessions back, on the engine's own thread."""

@@ -1,5 +1,5 @@
 """What the WebSocket library may write to logs: never a login nor what a frame says, at no level
-(field case 34)."""
+(field case 34). And what a message may carry to the other side."""
 
 from __future__ import annotations
 
@@ -16,12 +16,20 @@ _SECRET_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "coo
 _USER_INFO: Final = re.compile(r"(?<=//)[^/?#\s]*@")
 _QUERY: Final = re.compile(r"\?[^\s#]*")
 
+_ADDRESS: Final = re.compile(r"\b(?:https?|wss?)://\S*[^\s:;,.]")
+
 _STRANGER: Final = "opening handshake failed"
 
 
 def without_secrets(url: str) -> str:
     """A URL (or a request target) fit for eyes: no user, no password, no query."""
     return _QUERY.sub("", _USER_INFO.sub("", url))
+
+
+def without_addresses(message: str) -> str:
+    """An error fit for the other side: it says what is wrong with a server, and not where that one
+    stands."""
+    return _ADDRESS.sub("the server", message)
 
 
 def _fit(argument: object) -> object:
