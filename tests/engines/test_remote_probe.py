@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -61,6 +62,43 @@ def test_a_context_that_is_computed_anew_each_time_is_seen():
         report = ask(server, clock=clock)
     assert "grows with the context" in answers(report)["prefix cache"]
     assert "the whole context" in {w.way: w.words for w in report.ways}["vllm"]
+
+
+def test_prompts_that_share_no_cache_are_seen_and_told_from_rows_that_are_dear():
+    """llama-server: each of its slots takes in a context by itself, and then keeps it."""
+    with serving() as server:
+
+        def clock() -> float:
+            seconds, slots = 0.0, set()
+            for path, body in server.asked:
+                if "comp" not in path:
+                    continue
+                prompts = body["prompt"] if isinstance(body["prompt"][0], list) else ()
+                for slot, prompt in enumerate(prompts):
+                    new = slot not in slots and len(prompt) > 100
+                    seconds += 10.0 if new else 0.1
+                    slots |= {slot} if new else set()
+            return seconds
+
+        report = ask(server, clock=clock)
+    said = answers(report)["several prompts at once"]
+    assert said.startswith(
+        "behind 320 ids one row 100 ms, five rows 500 ms, the first time 40100 ms"
+    )
+    words = {w.way: w.words for w in report.ways}["vllm"]
+    assert "five rows take 5.0 times one" in words
+    assert "takes its whole context in" in words
+
+
+def test_guesses_that_a_server_heard_before_are_no_measure():
+    with serving() as server:
+        ask(server)
+        rounds = [b["prompt"] for p, b in server.asked if p.endswith("completions")]
+    lists = [tuple(map(tuple, p)) for p in rounds if isinstance(p[0], list)]
+    drafts = [p[len(r[0]) :] for r in lists for p in r[1:]]
+    assert len(lists) == 6
+    assert len({d[0] for d in drafts}) == 3  # one first guess a round of five rows
+    assert all(len(after[0]) == len(r[0]) + 1 for r, after in pairwise(lists))
 
 
 def test_a_model_that_is_not_served_and_nobody_at_all():

@@ -29,7 +29,7 @@ def probe(
 ) -> None:
     """Ask a running server (vLLM, SGLang, llama-server, ...) what it can do as a target.
 
-    Sends it about thirty short requests and one prompt of 768 ids. A key it wants comes from the
+    Sends it about forty requests, with prompts of up to 769 ids. A key it wants comes from the
     environment variable OUTRIDER_SERVER_KEY. Exit code 0: outrider cloud can use it, in the way
     that is shown. 1: it cannot.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 from outrider.engines.base import ServerError
@@ -18,9 +19,15 @@ from outrider.engines.remote_replies import Position, positions_of, reading
 from outrider.engines.remote_ways import COMPLETIONS, NAMED, NEUTRAL, TOP, Ask, FanOut, Scoring
 
 TEXT: Final = "The sky is blue because the light of the sun"
-LONG: Final = 768
-"""Ids of a long prompt: several cache blocks of every engine here, seconds without a cache."""
-SHORT: Final = 64
+BLOCK: Final = 128
+"""Ids of the widest block of a cache seen: vLLM's on a CPU; on a GPU it has 16."""
+LONG: Final = 6 * BLOCK + 1
+"""Ids of a long prompt: seconds without a cache."""
+SHORT: Final = BLOCK + 1
+"""Behind whole blocks both leave one id to compute: what differs in time is the context's."""
+SHARED: Final = 320
+"""Ids behind which several rows are asked for: half a block more than whole ones, as contexts are
+on average, since each row computes those anew; and no minutes where it computes all of them."""
 STEPS: Final = 8
 """Tokens of a greedy answer that is asked for again."""
 DRAWS: Final = 12
@@ -66,6 +73,16 @@ class ProbeReport:
         return any(way.usable for way in self.ways)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Together:
+    """Five rows of one request beside one."""
+
+    times: float
+    """How many times as long they take."""
+    shared: bool
+    """The first five did not take much longer than the next."""
+
+
 def probe(
     server: Endpoint, served: str | None = None, *, clock: Callable[[], float] = time.perf_counter
 ) -> ProbeReport:
@@ -100,9 +117,9 @@ class _Probe:
         if tells:
             self._try("log-probabilities", self._temperature)
         cached = self._try("prefix cache", self._cache)
-        together = self._try("several prompts at once", self._together)
+        together = self._try("several prompts at once", lambda: self._together(tells or 1))
         scored = self._try("scoring of drafts (/generate)", self._scoring)
-        ways = (self._openai(greedy), self._vllm(tells and together, cached), self._sglang(scored))
+        ways = (self._openai(greedy), self._vllm(tells, together, cached), self._sglang(scored))
         return ProbeReport(
             url=self._server.url, model=self._model, findings=tuple(self._findings), ways=ways
         )
@@ -194,8 +211,8 @@ class _Probe:
         )
 
     def _cache(self) -> bool:
-        limit = context_of(self._card) or 2 * LONG
-        long = tuple(5 + i * 7919 % 1000 for i in range(min(LONG, limit // 2)))
+        room = (context_of(self._card) or LONG + BLOCK) - 1
+        long = self._made_up(min(LONG, (room - 1) // BLOCK * BLOCK + 1), 7919)
         cold = self._seconds(long, repeats=1)
         warm = self._seconds(long)
         short = self._seconds(long[:SHORT])
@@ -217,19 +234,32 @@ class _Probe:
             spent.append(self._clock() - began)
         return min(spent)
 
-    def _together(self) -> float:
-        """How many times one row five rows take."""
-        way = FanOut(self._server, self._model, top=1)
-        spent = {}
-        for drafts in (0, 4):
-            ask = Ask(slot=0, context=self._ids, drafts=(5, 6, 7, 8)[:drafts])
-            way.rows([ask])
+    def _together(self, top: int) -> _Together:
+        """Rounds of an answer, each with other guesses behind a context that grows: what was asked
+        once says nothing about it, since a server may have that very prompt in its cache."""
+        way = FanOut(self._server, self._model, top=top)
+        context, source = self._made_up(SHARED, 7907), count(5)
+        spent: dict[int, list[float]] = {1: [], 5: []}
+        for rows in (1, 1, 1, 5, 5, 5):
+            drafts = tuple(next(source) for _ in range(rows - 1))
             began = self._clock()
-            way.rows([ask])
-            spent[drafts + 1] = 1e3 * (self._clock() - began)
-        words = ", ".join(f"{rows}: {ms:.0f} ms" for rows, ms in spent.items())
-        self._note("several prompts at once", True, f"rows of a forward and their time: {words}")
-        return max(spent[5] / spent[1], 1.0)
+            way.rows([Ask(slot=0, context=context, drafts=drafts)])
+            spent[rows].append(1e3 * (self._clock() - began))
+            context = (*context, next(source))
+        one, five = min(spent[1][1:]), min(spent[5][1:])
+        shared = spent[5][0] <= DEAR * five
+        words = f"behind {SHARED} ids one row {one:.0f} ms, five rows {five:.0f} ms"
+        if not shared:
+            words += (
+                f", the first time {spent[5][0]:.0f} ms: prompts of a request do not share the "
+                "cache, each takes its context in by itself"
+            )
+        self._note("several prompts at once", shared, words)
+        return _Together(times=max(five / one, 1.0), shared=shared)
+
+    def _made_up(self, length: int, stride: int) -> tuple[int, ...]:
+        """Ids of a text nobody wrote."""
+        return tuple(5 + i * stride % 1000 for i in range(length))
 
     def _scoring(self) -> bool:
         ask = Ask(slot=0, context=self._ids, drafts=(5, 6))
@@ -245,15 +275,17 @@ class _Probe:
         words = "temperature 0; guesses save the server nothing"
         return Usable(way="openai", usable=True, words=words)
 
-    def _vllm(self, works: Any, cached: Any) -> Usable:
-        if not works:
+    def _vllm(self, tells: Any, together: _Together | None, cached: Any) -> Usable:
+        if not tells or together is None:
             words = f"it needs a list of prompts and {TOP} likeliest ids"
             return Usable(way="vllm", usable=False, words=words)
         words = f"temperature 0, or any with top-k from 1 to {TOP}; every rule"
         if not cached:
             words += "; exact but slow, since each row costs the whole context"
-        elif works > DEAR:
-            words += f"; five rows take {works:.1f} times one, so guesses hardly pay"
+        elif together.times > DEAR:
+            words += f"; five rows take {together.times:.1f} times one, so guesses hardly pay"
+        if cached and not together.shared:
+            words += "; a row that is new takes its whole context in"
         return Usable(way="vllm", usable=True, words=words)
 
     def _sglang(self, scored: Any) -> Usable:
