@@ -16,6 +16,7 @@ import typer
 from outrider.commands import console, models, specs
 from outrider.commands.cloud import address, watch_logins
 from outrider.commands.errors import CommandError, describe
+from outrider.commands.options import DEFAULT_DRAFT_LENGTH, SPECULATION
 from outrider.commands.remote import NO_DRAFTER
 from outrider.core.tokens import SamplingParams
 from outrider.runtime.process import LISTENING
@@ -111,6 +112,14 @@ Otel = Annotated[
         "--otel",
         "Send a trace span for each answer to OTEL_EXPORTER_OTLP_ENDPOINT (extra otel).",
         metavar="",
+    ),
+]
+Controller = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Who says how many guesses (docs/controllers.md), unless a request says.",
+        rich_help_panel=SPECULATION,
     ),
 ]
 
@@ -210,15 +219,15 @@ class Back:
 def manner(
     *, schedule: Schedule, controller: str, draft_length: int, window: int, calibration: Path | None
 ) -> Any:
-    """How answers are made unless a request says otherwise; checked."""
+    """How answers are made unless a request says otherwise; checked. No guesses: cloud-only."""
     from outrider.gateway.wishes import Manner
 
     if schedule is Schedule.EDGE_ONLY:
         raise CommandError("edge-only asks no cloud: outrider generate --schedule edge-only")
     made = Manner(
-        schedule=schedule,
+        schedule=schedule if draft_length else Schedule.CLOUD_ONLY,
         controller=controller,
-        draft_length=draft_length,
+        draft_length=draft_length or DEFAULT_DRAFT_LENGTH,
         window=window,
         calibration=str(calibration) if calibration else None,
     )

@@ -37,17 +37,22 @@ from outrider.commands.options import (
     Insecure,
     Json,
     LinkOption,
+    MinP,
     RelaxRuleOption,
     ScheduleOption,
     SketchOption,
     Target,
+    Temperature,
     Threads,
     Threshold,
     TokenFile,
+    TopK,
     TopKReplyOption,
+    TopP,
     TvBudget,
     Verify,
     Window,
+    sampling,
 )
 from outrider.core.grammar import Grammar, GrammarKind
 from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation
@@ -55,11 +60,6 @@ from outrider.core.relaxed import Policy, RelaxedRule
 from outrider.core.residual import DEFAULT_TOP_K, TopKReply
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.session.schedules import DEFAULT_GROWTH, DEFAULT_WINDOW, ROUNDS, Schedule
-
-
-def _sampling(name: str, text: str) -> Any:
-    return typer.Option(name, metavar="N", help=text, rich_help_panel=SAMPLING)
-
 
 RELAX_OPTIONS: Final = ("relax_rule", "threshold", "budget", "sketch")
 """Of --verify relaxed alone."""
@@ -93,24 +93,18 @@ def generate(
     threshold: Threshold = DEFAULT_THRESHOLD,
     budget: Budget = DEFAULT_BUDGET,
     sketch: SketchOption = DEFAULT_SKETCH,
-    temperature: Annotated[
-        float, _sampling("--temperature", "0 = always the likeliest token, 1 = as the model is.")
-    ] = DEFAULT_TEMPERATURE,
-    top_k: Annotated[int, _sampling("--top-k", "Keep the k likeliest tokens; 0 = all.")] = 0,
-    top_p: Annotated[
-        float, _sampling("--top-p", "Keep the likeliest tokens up to this probability; 1 = all.")
-    ] = 1.0,
-    min_p: Annotated[
-        float, _sampling("--min-p", "Drop tokens below this share of the likeliest; 0 = none.")
-    ] = 0.0,
+    temperature: Temperature = DEFAULT_TEMPERATURE,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
     repetition_penalty: Annotated[
-        float, _sampling("--repetition-penalty", "Above 1: tokens seen before lose; 1 = off.")
+        float, sampling("--repetition-penalty", "Above 1: tokens seen before lose; 1 = off.")
     ] = 1.0,
     presence_penalty: Annotated[
-        float, _sampling("--presence-penalty", "Taken once from tokens in the answer; 0 = off.")
+        float, sampling("--presence-penalty", "Taken once from tokens in the answer; 0 = off.")
     ] = 0.0,
     frequency_penalty: Annotated[
-        float, _sampling("--frequency-penalty", "Taken for each occurrence so far; 0 = off.")
+        float, sampling("--frequency-penalty", "Taken for each occurrence so far; 0 = off.")
     ] = 0.0,
     logit_bias: Annotated[
         list[str] | None,

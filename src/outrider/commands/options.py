@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -104,6 +104,23 @@ Threads = Annotated[
         show_default=False,
         rich_help_panel=NUMERICS,
     ),
+]
+
+
+def sampling(name: str, text: str) -> Any:
+    """An option of how tokens are drawn."""
+    return typer.Option(name, metavar="N", help=text, rich_help_panel=SAMPLING)
+
+
+Temperature = Annotated[
+    float, sampling("--temperature", "0 = always the likeliest token, 1 = as the model is.")
+]
+TopK = Annotated[int, sampling("--top-k", "Keep the k likeliest tokens; 0 = all.")]
+TopP = Annotated[
+    float, sampling("--top-p", "Keep the likeliest tokens up to this probability; 1 = all.")
+]
+MinP = Annotated[
+    float, sampling("--min-p", "Drop tokens below this share of the likeliest; 0 = none.")
 ]
 DraftLength = Annotated[
     int,

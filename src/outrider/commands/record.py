@@ -15,8 +15,12 @@ from outrider.commands.options import (
     DEFAULT_TEMPERATURE,
     SAMPLING,
     Json,
+    MinP,
     Target,
+    Temperature,
     Threads,
+    TopK,
+    TopP,
 )
 from outrider.commands.traces import (
     RECORDING,
@@ -30,10 +34,6 @@ from outrider.commands.traces import (
 from outrider.engines.replay import DEFAULT_WINDOW, MAX_WINDOW
 
 DEFAULT_DRAFT: Final = "large"
-
-
-def _sampling(name: str, text: str) -> Any:
-    return typer.Option(name, metavar="N", help=text, rich_help_panel=SAMPLING)
 
 
 def record(
@@ -60,16 +60,10 @@ def record(
             rich_help_panel=RECORDING,
         ),
     ] = DEFAULT_WINDOW,
-    temperature: Annotated[
-        float, _sampling("--temperature", "0 = always the likeliest token, 1 = as the model is.")
-    ] = DEFAULT_TEMPERATURE,
-    top_k: Annotated[int, _sampling("--top-k", "Keep the k likeliest tokens; 0 = all.")] = 0,
-    top_p: Annotated[
-        float, _sampling("--top-p", "Keep the likeliest tokens up to this probability; 1 = all.")
-    ] = 1.0,
-    min_p: Annotated[
-        float, _sampling("--min-p", "Drop tokens below this share of the likeliest; 0 = none.")
-    ] = 0.0,
+    temperature: Temperature = DEFAULT_TEMPERATURE,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
     ignore_eos: Annotated[
         bool,
         typer.Option(

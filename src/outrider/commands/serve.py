@@ -16,6 +16,7 @@ from outrider.commands.gateway import (
     Back,
     Certificate,
     Checked,
+    Controller,
     Drain,
     Front,
     KeyFile,
@@ -31,7 +32,6 @@ from outrider.commands.options import (
     DEFAULT_TARGET,
     MODELS,
     NETWORK,
-    SPECULATION,
     Device,
     Draft,
     DraftLength,
@@ -56,14 +56,7 @@ def serve(
     device: Device = "auto",
     threads: Threads = None,
     schedule: ScheduleOption = Schedule.FREERUN,
-    controller: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Who says how many guesses (docs/controllers.md), unless a request says.",
-            rich_help_panel=SPECULATION,
-        ),
-    ] = "fixed",
+    controller: Controller = "fixed",
     draft_length: DraftLength = DEFAULT_DRAFT_LENGTH,
     window: Window = DEFAULT_WINDOW,
     link: Annotated[
@@ -134,9 +127,9 @@ def serve(
         device=device,
         threads=DRAFT_THREADS,
         manner=gateway.manner(
-            schedule=schedule if draft_length else Schedule.CLOUD_ONLY,
+            schedule=schedule,
             controller=controller,
-            draft_length=draft_length or DEFAULT_DRAFT_LENGTH,
+            draft_length=draft_length,
             window=window,
             calibration=None,
         ),
