@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from outrider.core.link import MIN_RTO_S, Link
-from outrider.sim.acceptance import ByDepth, Constant, Recorded, Survival, Swinging
+from outrider.core.survival import Survival
+from outrider.sim.acceptance import ByDepth, Constant, Recorded, Swinging
 from outrider.sim.devices import CloudTimes, EdgeTimes, Load, ScriptedTarget, fit_line, scripted
 from outrider.sim.events import Chance, Heap, RestlessError
 from outrider.sim.links import Conditions, Levels, Wire
@@ -32,9 +33,6 @@ def test_a_position_curve_is_conditional():
     assert [rate(model, depth) for depth in (0, 1, 2, 9)] == pytest.approx(
         [0.8, 0.5, 0.5, 0.5], abs=0.015
     )
-    assert ByDepth(curve=Survival(points=(0.0,), tail=1.0)).at(0) == 0.0
-    with pytest.raises(ValueError):
-        Survival(points=(0.5, 0.6), tail=0.5)
 
 
 def test_swinging_acceptance_keeps_its_mean_and_has_memory():

@@ -67,16 +67,13 @@ FIGURES: Final = (
 """What a published table may hold (bench.figures)."""
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
-        raise ValueError('must be a list of texts, such as ["link.rtt=20ms"]')
-    return tuple(value)
+_text, _whole, _number = simulated.some_text, simulated.whole, simulated.number
+_texts = simulated.list_of(_text, what='texts, such as ["link.rtt=20ms"]')
+_sets = simulated.list_of(_text, what='data sets, such as ["gsm8k", "mmlu"]')
 
 
 def _data(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
-        raise ValueError('must be a list of data sets, such as ["gsm8k", "mmlu"]')
-    names = tuple(value)
+    names: tuple[str, ...] = _sets(value)
     for name in names:
         name_of(name)
     if not names:
@@ -101,8 +98,6 @@ def _row(value: Any) -> dict[str, float]:
         raise ValueError("must be { POINT = number, ... }")
     return {str(k): float(v) for k, v in value.items()}
 
-
-_text, _whole, _number = simulated.some_text, simulated.whole, simulated.number
 
 MORE: Final[Language] = {
     "bench": {

@@ -52,7 +52,7 @@ class Luck:
     @classmethod
     def draw(cls, world: World, rounds: int, seed: int) -> Luck:
         sources = np.random.default_rng(seed).spawn(3)
-        alive = world.acceptance.survival(MAX_LENGTH)
+        alive = np.array(world.acceptance.survival(MAX_LENGTH))
         uniform = sources[1].random(rounds)
         return cls(
             delays=world.delays.draw(rounds, sources[0]),

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from outrider.sim.acceptance import Survival
+from outrider.core.survival import Survival
 
 F64Array = npt.NDArray[np.float64]
 

@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
-from typing import Final
+from typing import Final, Self
 
 from outrider.control.base import MAX_LENGTH
 from outrider.control.costs import RowCosts
 from outrider.control.specstop import DOWN_BYTES, TOKEN_BYTES, UP_BYTES, row_seconds
+from outrider.core.survival import Survival
 from outrider.core.tokens import Rule
 from outrider.session.outbox import Q_BYTES
 
@@ -37,47 +37,22 @@ class PlanError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """S(k) = P(the first k drafts of a block stand): points from k = 1, then a geometric tail."""
-
-    points: tuple[float, ...]
-    tail: float
-    """S(k+1) / S(k) beyond the points."""
+class Curve(Survival):
+    """Acceptance that a plan can be made from: chains of drafts end. Raises PlanError."""
 
     def __post_init__(self) -> None:
-        steps = (1.0, *self.points)
-        if any(not 0.0 <= after <= before for before, after in pairwise(steps)):
-            raise PlanError("S(1), S(2), ... must fall from 1 and stay in [0, 1]")
-        if not 0.0 <= self.tail <= MAX_ALPHA:
+        try:
+            Survival.__post_init__(self)
+        except ValueError as error:
+            raise PlanError(str(error)) from None
+        if self.tail > MAX_ALPHA:
             raise PlanError(f"acceptance must be in [0, {MAX_ALPHA}], got {self.tail:g}")
 
     @classmethod
-    def constant(cls, alpha: float) -> Curve:
-        return cls((), alpha)
-
-    @classmethod
-    def of(cls, points: Sequence[float]) -> Curve:
-        """Measured points; the tail goes on as the last two of them did."""
+    def of(cls, points: Sequence[float], most: float = MAX_ALPHA) -> Self:
         if not points:
             raise PlanError("S needs at least one point")
-        before = points[-2] if len(points) > 1 else 1.0
-        tail = points[-1] / before if before > 0.0 else 0.0
-        return cls(tuple(points), min(tail, MAX_ALPHA))
-
-    def at(self, depth: int) -> float:
-        """P(draft number `depth`, from 0, stands | those before it stand)."""
-        if depth >= len(self.points):
-            return self.tail
-        before = self.points[depth - 1] if depth else 1.0
-        return self.points[depth] / before if before > 0.0 else 0.0
-
-    def survival(self, count: int) -> list[float]:
-        """S(1), ..., S(count)."""
-        values, alive = [], 1.0
-        for depth in range(count):
-            alive *= self.at(depth)
-            values.append(alive)
-        return values
+        return super(Curve, cls).of(points, most)
 
     @property
     def alpha(self) -> float:

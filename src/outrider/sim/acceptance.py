@@ -10,16 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from outrider.core import rng
+from outrider.core.survival import Survival
 from outrider.sim.events import Chance
-
-F64Array = npt.NDArray[np.float64]
 
 
 class Acceptance(Protocol):
@@ -49,28 +44,6 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survival:
-    """S(k) = P(the first k guesses of a block stand): given points from k = 1, then a geometric
-    tail."""
-
-    points: tuple[float, ...]
-    tail: float
-    """S(k+1)/S(k) beyond the points."""
-
-    def __post_init__(self) -> None:
-        steps = (1.0, *self.points)
-        if not 0.0 <= self.tail <= 1.0 or any(not 0.0 <= b <= a for a, b in pairwise(steps)):
-            raise ValueError("S must fall from 1 and stay in [0, 1]")
-
-    def survival(self, count: int) -> F64Array:
-        """S(1..count), float64[count]."""
-        values = list(self.points[:count])
-        while len(values) < count:
-            values.append((values[-1] if values else 1.0) * self.tail)
-        return np.array(values, dtype=np.float64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ByDepth:
     """A position curve: a guess behind k others stands with probability S(k+1)/S(k)."""
 
@@ -78,15 +51,7 @@ class ByDepth:
     seed: int = 0
 
     def stands(self, request: int, place: int, depth: int) -> bool:
-        return luck(self.seed, request, place) < self.at(depth)
-
-    def at(self, depth: int) -> float:
-        """P(guess number `depth` stands | those before it stand)."""
-        points = self.curve.points
-        if depth >= len(points):
-            return self.curve.tail
-        before = points[depth - 1] if depth else 1.0
-        return points[depth] / before if before > 0.0 else 0.0
+        return luck(self.seed, request, place) < self.curve.at(depth)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

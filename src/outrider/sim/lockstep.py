@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.link import FRAME_OVERHEAD, MIN_RTO_S
+from outrider.core.survival import Survival
 from outrider.session.schedules import Schedule
-from outrider.sim.acceptance import Survival
 from outrider.sim.devices import Load
 from outrider.sim.scenario import Scenario
 

@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 
 from outrider.control.registry import parse as parse_controller
 from outrider.core.link import Link, LinkError, Server, parse_link, seconds
+from outrider.core.survival import Survival
 from outrider.core.tokens import ParameterError, Rule
 from outrider.proto.connection import usable
 from outrider.session.schedules import DEFAULT_GROWTH, DEFAULT_WINDOW, MAX_WINDOW, Schedule
@@ -25,7 +26,6 @@ from outrider.sim.acceptance import (
     ByDepth,
     Constant,
     Recorded,
-    Survival,
     Swinging,
 )
 from outrider.sim.devices import CloudTimes, EdgeTimes, fit_line
@@ -170,7 +170,7 @@ def _time(value: Any) -> float:
     return found
 
 
-def _list_of(check: Check, *, what: str, least: int = 0) -> Check:
+def list_of(check: Check, *, what: str, least: int = 0) -> Check:
     def each(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) < least:
             raise ValueError(f"must be a list of {what}")
@@ -257,11 +257,11 @@ KEYS: Final[Language] = {
     "link": {
         **{k: (_link_part(k), None) for k in ("rtt", "jitter", "loss", "up", "down")},
         **{k: (_link_part(k), None) for k in ("up-trace", "down-trace")},
-        "levels": (_list_of(_time, what="round trips", least=1), ()),
+        "levels": (list_of(_time, what="round trips", least=1), ()),
         "switch": (_SHARE, 0.1),
         "every": (_above_zero, 0.1),
-        "outages": (_list_of(_pair, what="[begin, length]"), ()),
-        "cuts": (_list_of(_time, what="times"), ()),
+        "outages": (list_of(_pair, what="[begin, length]"), ()),
+        "cuts": (list_of(_time, what="times"), ()),
     },
     "edge": {
         "count": (whole(1, MAX_EDGES), 1),
@@ -285,7 +285,7 @@ KEYS: Final[Language] = {
         "alpha": (_SHARE, None),
         "spread": (_SHARE, None),
         "memory": (number(1.0, 1e6), None),
-        "curve": (_list_of(_SHARE, what="shares S(1), S(2), ...", least=1), None),
+        "curve": (list_of(_SHARE, what="shares S(1), S(2), ...", least=1), None),
         "tail": (_SHARE, None),
         "trace": (some_text, None),
     },
@@ -296,7 +296,7 @@ KEYS: Final[Language] = {
         "max-tokens": (_tokens, (128, 128)),
     },
     "schedule": {
-        "names": (_list_of(some_text, what='names such as "freerun" or "sync/auto"'), None),
+        "names": (list_of(some_text, what='names such as "freerun" or "sync/auto"'), None),
         "draft-length": (whole(1, MAX_CLOUD_DRAFT), 4),
         "window": (whole(1, MAX_WINDOW), DEFAULT_WINDOW),
         "growth": (number(0.0, MAX_GROWTH), DEFAULT_GROWTH),
@@ -605,7 +605,7 @@ class _Maker:
             return self._curve(table)
         alpha = DEFAULT_ALPHA if table["alpha"] is None else table["alpha"]
         if table["spread"] is None and table["memory"] is None:
-            flat = Survival(points=(), tail=alpha)
+            flat = Survival.constant(alpha)
             return lambda seed: Constant(alpha=alpha, seed=seed), flat
         spread, memory = table["spread"], table["memory"]
         if spread is None or memory is None:
@@ -621,13 +621,9 @@ class _Maker:
     def _curve(
         self, table: Mapping[str, Any]
     ) -> tuple[Callable[[int], Acceptance], Survival | None]:
-        points = table["curve"]
-        tail = table["tail"]
-        if tail is None:
-            before = points[-2] if len(points) > 1 else 1.0
-            tail = points[-1] / before if before else 0.0
+        points, tail = table["curve"], table["tail"]
         try:
-            curve = Survival(points=points, tail=tail)
+            curve = Survival.of(points) if tail is None else Survival(points, tail)
         except ValueError as error:
             self._source.fail("acceptance", "curve", str(error))
         return lambda seed: ByDepth(curve=curve, seed=seed), curve
