@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from outrider.proto import connection, messages
-from outrider.session import client
+from outrider.session import standing
 
 DOCUMENT = Path(__file__).with_name("protocol.md")
 
@@ -29,11 +29,11 @@ def connection_states() -> str:
 def session_phases() -> str:
     edges = [
         f"    {phase.value} --> {after.value}: {event}"
-        for phase, moves in client.PHASES.items()
+        for phase, moves in standing.PHASES.items()
         for event, after in moves.items()
     ]
     ends = ["    running --> [*]: DONE, CANCEL, ERROR"]
-    return _mermaid([f"    [*] --> {client.Phase.NEW.value}", *edges, *ends])
+    return _mermaid([f"    [*] --> {standing.Phase.NEW.value}", *edges, *ends])
 
 
 def _mermaid(lines: list[str]) -> str:

@@ -65,7 +65,7 @@ def test_where_rows_are_full_a_loaded_cloud_turns_speculation_off(schedule: Sche
     plain, _ = rate(Schedule.CLOUD_ONLY, 16, steps)
     speculating, w = rate(schedule, 16, steps)
     assert speculating > 0.95 * plain
-    limits = {m._limit for m in w.edges[0].machines.values() if m is not None}
+    limits = {m.window.limit for m in w.edges[0].machines.values() if m is not None}
     assert limits == {0}
 
 
@@ -73,12 +73,12 @@ def test_where_rows_are_free_nobody_is_limited():
     plain, _ = rate(Schedule.CLOUD_ONLY, 8, flat)
     speculating, w = rate(Schedule.FREERUN, 8, flat)
     assert speculating > 1.4 * plain
-    assert {m._limit for m in w.edges[0].machines.values() if m is not None} <= {None, 8}
+    assert {m.window.limit for m in w.edges[0].machines.values() if m is not None} <= {None, 8}
 
 
 def test_one_session_is_nobodys_load():
     _, w = rate(Schedule.FREERUN, 1, steps, share=1.0)
-    assert {m._limit for m in w.edges[0].machines.values() if m is not None} == {None}
+    assert {m.window.limit for m in w.edges[0].machines.values() if m is not None} == {None}
 
 
 @pytest.mark.parametrize("schedule", [Schedule.FREERUN, Schedule.CLOUD_ONLY])

@@ -37,13 +37,13 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from outrider.core.draft import Draft as CoreDraft
 from outrider.core.relaxation import Relaxation
 from outrider.core.residual import TopKReply
-from outrider.core.tokens import FinishReason, ParameterError, Rule
+from outrider.core.tokens import FinishReason, Rule
 from outrider.proto.connection import HEARTBEAT, Connection, Role, State
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import (
@@ -56,25 +56,23 @@ from outrider.proto.messages import (
     Logprobs,
     Marks,
     Message,
-    Open,
     Opened,
     Pressure,
     Proposals,
     Relaxed,
-    Resume,
     Row,
     Steer,
     Tokens,
     TopK,
     Verdict,
 )
-from outrider.session.cloud import StepPolicy
+from outrider.session.distrust import largest_id, printable
 from outrider.session.edge import RETRY_AFTER, DraftJob, EdgeSession
 from outrider.session.generation import Generation, Step
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import Plan
+from outrider.session.standing import Phase, Standing
 from outrider.session.turns import MAX_DRAFT_BATCH, Ready, choose
-from outrider.session.wire import relax_to_wire, to_wire
 
 REDIAL_FIRST: Final = 0.05
 """Seconds before the first redial (our default): a restarted proxy is back by then, and the user
@@ -89,9 +87,6 @@ MAX_FAULTS: Final = 4
 """Connections in a row that may end by a peer's fault without a token in between."""
 MAX_BARREN: Final = 16
 """Links in a row that greeted and broke without a token in between (about a minute of trying)."""
-STALLED_AFTER: Final = 3 * RETRY_AFTER
-"""Seconds without a word about a session after which the connection is doubted, however alive it
-looks. A prefill that takes longer costs a RESUME now and then, nothing else."""
 MAX_SESSIONS: Final = 256
 """Most live sessions of one client, those waiting for room on the connection included (I7)."""
 ASK_BEATS: Final = 0.3
@@ -192,76 +187,6 @@ class _Link(enum.Enum):
     UP = "up"
 
 
-class Phase(enum.Enum):
-    """What the present connection's cloud knows of a session."""
-
-    NEW = "new"
-    """Nothing, on any connection."""
-    LOST = "lost"
-    """Perhaps: an earlier connection carried it."""
-    STALE = "stale"
-    """It said that it does not: OPEN with the committed tokens."""
-    RESUMING = "resuming"
-    RUNNING = "running"
-    """OPEN was sent, or RESUME was answered."""
-
-
-PHASES: Final[dict[Phase, dict[str, Phase]]] = {
-    Phase.NEW: {"OPEN sent": Phase.RUNNING},
-    Phase.LOST: {"RESUME sent": Phase.RESUMING},
-    Phase.STALE: {"OPEN sent": Phase.RUNNING},
-    Phase.RESUMING: {
-        "OPENED": Phase.RUNNING,
-        "refused": Phase.STALE,
-        "cut": Phase.LOST,
-    },
-    Phase.RUNNING: {"OPENED": Phase.RUNNING, "refused": Phase.STALE, "cut": Phase.LOST},
-}
-"""What moves a session at the edge from phase to phase; anything else leaves it where it is.
-refused: ERROR `unknown-session` or `digest`, `draining`, or `busy` once text was shown."""
-
-
-@dataclass(slots=True)
-class _Live:
-    session: EdgeSession
-    plan: Plan
-    rule: Rule
-    uid: bytes
-    due_ms: int = 0
-    phase: Phase = Phase.NEW
-    accepted: bool = False
-    """Some cloud answered OPENED."""
-    faults: int = 0
-    """Refusals in a row without a committed token."""
-    heard: float = 0.0
-    """Seconds: when this connection last said something about the session, or it joined."""
-    not_before: float = 0.0
-    """Seconds: when a busy cloud may be asked again."""
-    complete_at: float | None = None
-    """Seconds: when the last token was committed."""
-    steered: StepPolicy | None = None
-    """The step policy that the present connection's cloud was told last; None: not known."""
-
-    opened_at: float | None = None
-    """Seconds: when OPEN was sent on a connection that was up."""
-    swayed: bool = False
-    """A STEER was ever sent."""
-    turn: int = 0
-    """Of its last drafting job, or of its arrival (session.turns)."""
-    drafted: bool = False
-    """It had a drafting job."""
-
-    @property
-    def step(self) -> StepPolicy:
-        """The step policy wanted now."""
-        if self.session.paused:
-            return StepPolicy.WAIT
-        return StepPolicy.STEP if self.session.window.alone else self.plan.step
-
-    def move(self, event: str) -> None:
-        self.phase = PHASES[self.phase].get(event, self.phase)
-
-
 @dataclass(slots=True)
 class Tally:
     """Facts of the client's life, for traces and JSON."""
@@ -303,7 +228,7 @@ class EdgeClient:
         self._give_up = give_up
         self._heartbeat = heartbeat
         self._retry_after = retry_after
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, Standing] = {}
         self._next = 1
         self._link = _Link.DOWN
         self._connection: Connection | None = None
@@ -360,7 +285,7 @@ class EdgeClient:
             self._barren = self._faults = 0
             if self._link is _Link.DOWN:
                 self._down_since = now  # an idle link that was down has not failed anybody
-        self._live[number] = _Live(
+        self._live[number] = Standing(
             session=session,
             plan=plan,
             rule=rule,
@@ -373,7 +298,7 @@ class EdgeClient:
     def cancel(self, number: int) -> None:
         """Give a session up, in whatever state it is. Unknown and ended numbers are ignored."""
         live = self._live.pop(number, None)
-        if live is not None and live.phase in (Phase.RESUMING, Phase.RUNNING):
+        if live is not None and live.joined:
             self._send(Cancel(session=number))
 
     def pause(self, number: int) -> None:
@@ -470,7 +395,7 @@ class EdgeClient:
                 self._end(number, confirmed=False)
             elif live.phase is Phase.RUNNING and _due(session.deadline, now):
                 self._say(live, session.retry(now))
-        if any(self._stalls(x) <= now for x in self._live.values()):
+        if any(x.stalls_at <= now for x in self._live.values()):
             self._drop(now, "nothing is heard of a session")
         self._doubt(now)
         if self._live and self._link is not _Link.UP and now >= self._down_since + self._give_up:
@@ -499,17 +424,9 @@ class EdgeClient:
         joined = [
             live.heard
             for live in self._live.values()
-            if live.phase in (Phase.RESUMING, Phase.RUNNING)
-            and live.complete_at is None
-            and not live.session.paused
+            if live.joined and live.complete_at is None and not live.session.paused
         ]
         return max(connection.heard, min(joined)) if joined else None
-
-    @staticmethod
-    def _stalls(live: _Live) -> float:
-        """When (seconds) a session's silence is too long."""
-        joined = live.phase in (Phase.RESUMING, Phase.RUNNING) and not live.session.paused
-        return live.heard + STALLED_AFTER if joined else math.inf
 
     @property
     def deadline(self) -> float | None:
@@ -525,7 +442,7 @@ class EdgeClient:
         if self._live and self._link is _Link.DOWN:
             times.append(self._redial_at)
         for live in self._live.values():
-            times.append(self._stalls(live))
+            times.append(live.stalls_at)
             if live.complete_at is not None:
                 times.append(live.complete_at + CONFIRM_WITHIN)
             elif live.phase is Phase.RUNNING and live.session.deadline is not None:
@@ -613,7 +530,7 @@ class EdgeClient:
         """Tell the cloud about sessions it does not know yet, as far as it has room."""
         connection = self._connection
         assert connection is not None, "the link is up"
-        known = sum(x.phase in (Phase.RESUMING, Phase.RUNNING) for x in self._live.values())
+        known = sum(x.joined for x in self._live.values())
         for number, live in list(self._live.items()):
             if known >= connection.limits.sessions:
                 return
@@ -630,99 +547,46 @@ class EdgeClient:
             # Only newcomers are left here: they are welcome on another verifier.
             self._drop(now, "the verifier drains", last_words=False)
 
-    def _open(self, number: int, live: _Live, now: float) -> None:
-        session, sequence = live.session, live.session.generation.sequence
-        connection = self._connection
+    def _open(self, number: int, live: Standing, now: float) -> None:
+        session, connection = live.session, self._connection
         assert connection is not None, "the link is up"
-        if sequence.base > connection.limits.prompt_tokens:
-            limit = connection.limits.prompt_tokens
-            self._fail(number, Code.TOO_LARGE, f"{sequence.base} ids, the verifier takes {limit}")
+        hindrance = live.hindrance(connection)
+        if hindrance is not None:
+            self._fail(number, *hindrance)
             return
-        peer = connection.peer
-        if live.plan.cloud_draft and peer is not None and not peer.drafts:
-            self._fail(
-                number,
-                Code.PARAMETER,
-                "this verifier has no draft of its own for the colocated schedule: start it with "
-                "--draft, or choose another schedule",
-            )
-            return
-        grammar = session.generation.params.grammar
-        if grammar is not None and peer is not None and grammar.kind not in peer.grammars:
-            self._fail(
-                number,
-                Code.GRAMMAR,
-                "this verifier cannot hold an answer to a grammar: install outrider[grammar] there",
-            )
-            return
-        if connection.peer is not None:
-            try:
-                session.generation.fit(connection.peer.context_length)
-            except ParameterError as error:
-                self._fail(number, Code.CONTEXT, str(error))
-                return
         if live.phase is Phase.STALE:
             self.tally.reopened += 1
         self._enter(live, "OPEN sent", now)
         session.ask(now)
-        prompt = sequence.committed[: sequence.prompt_length]
-        relaxation = session.relaxation
         try:
-            connection.send(
-                Open(
-                    session=number,
-                    uid=live.uid,
-                    prompt=prompt,
-                    committed=sequence.output,
-                    sampling=to_wire(session.generation.params),
-                    rule=live.rule.value,
-                    step=live.step.value,
-                    take=live.plan.take.value,
-                    cloud_draft=live.plan.cloud_draft,
-                    held=bool(sequence.tail),
-                    relax=relax_to_wire(relaxation.policy, session.ledger) if relaxation else None,
-                    top_k_reply=session.reply.k,
-                    tv_left=session.tv.left,
-                    due_ms=live.due_ms,
-                )
-            )
+            connection.send(live.opening())
         except LocalError as error:
             self._fail(number, Code.TOO_LARGE, str(error))
             return
         live.steered, live.opened_at = live.step, now
         self._say(live, session.retry(now))
 
-    def _resume(self, live: _Live, now: float) -> None:
+    def _resume(self, live: Standing, now: float) -> None:
         session = live.session
         self._enter(live, "RESUME sent", now)
         self.tally.resumed += 1
-        base = session.generation.sequence.base
         if live.swayed:
             live.steered = None  # what was said last may have been lost with the link
-        self._send(
-            Resume(session=session.number, uid=live.uid, base=base, digest=session.prefix_digest)
-        )
+        self._send(live.resuming())
         self._say(live, session.retry(now))
 
-    def _enter(self, live: _Live, event: str, now: float) -> None:
+    def _enter(self, live: Standing, event: str, now: float) -> None:
         """A session joins the present connection: its window shrinks to what both sides hold."""
         assert self._connection is not None, "the link is up"
-        limit = self._connection.limits.window
-        window = min(live.plan.window.window, limit)
-        live.session.window.policy = replace(
-            live.plan.window,
-            window=window,
-            chunk=max(1, min(live.plan.window.chunk, window)),
-            reach=min(live.plan.window.reach, limit),
-        )
+        live.shrink(self._connection.limits.window)
         live.move(event)
         live.session.window.limit = None  # another verifier has another load
         live.heard = now
 
-    def _say(self, live: _Live, messages: tuple[Message, ...]) -> None:
+    def _say(self, live: Standing, messages: tuple[Message, ...]) -> None:
         """Send frames of a session, if the present connection carries it; `retry` repeats them
         on the next one otherwise."""
-        if live.phase in (Phase.RUNNING, Phase.RESUMING):
+        if live.joined:
             for message in messages:
                 self._send(message)
 
@@ -740,9 +604,9 @@ class EdgeClient:
             case GoAway():
                 pass  # the connection knows; `_admit` keeps newcomers away
             case Error(session=None):
-                self._ended_by_peer(_printable(message), now)
+                self._ended_by_peer(printable(message), now)
             case Error():
-                self._session_error(_printable(message), now)
+                self._session_error(printable(message), now)
             case _:
                 number: int = message.session  # type: ignore[union-attr]
                 live = self._live.get(number)
@@ -758,9 +622,10 @@ class EdgeClient:
         self._events.append(LinkUp(attempts=self._attempts))
         self._attempts = 0
 
-    def _session_message(self, number: int, live: _Live, message: Message, now: float) -> None:
+    def _session_message(self, number: int, live: Standing, message: Message, now: float) -> None:
         session, live.heard = live.session, now
-        self._check_ids(message, number)
+        if (largest_id(message) or 0) >= self._hello.vocab_size:
+            raise RemoteError(Code.MALFORMED, "token id outside the vocabulary", number)
         step: Step | None = None
         replies: tuple[Message, ...] = ()
         match message:
@@ -778,7 +643,7 @@ class EdgeClient:
         if step is not None:
             self._committed(number, live, step, now)
 
-    def _told(self, number: int, live: _Live, message: Message, now: float) -> None:
+    def _told(self, number: int, live: Standing, message: Message, now: float) -> None:
         """Words about a session that commit nothing."""
         match message:
             case Opened():
@@ -793,29 +658,13 @@ class EdgeClient:
             case Done():
                 self._done(number, live, message)
 
-    def _check_ids(self, message: Message, number: int) -> None:
-        """No id outside the vocabulary reaches the text stream or the draft engine."""
-        match message:
-            case Verdict() | Relaxed():
-                ids: tuple[int, ...] = (message.token,)
-            case Tokens() | Proposals():
-                ids = message.tokens
-            case TopK(ids=listed) | Row(ids=tuple(listed)):
-                ids = listed[-1:]  # ascending
-            case Row():
-                ids = (len(message.weights) // 4 - 1,)
-            case _:
-                return
-        if ids and max(ids) >= self._hello.vocab_size:
-            raise RemoteError(Code.MALFORMED, "token id outside the vocabulary", number)
-
-    def _committed(self, number: int, live: _Live, step: Step, now: float) -> None:
+    def _committed(self, number: int, live: Standing, step: Step, now: float) -> None:
         live.faults = self._faults = self._barren = self._failures = 0
         if step.finish is not None:
             live.complete_at = now
         self._events.append(Progress(session=number, step=step))
 
-    def _done(self, number: int, live: _Live, message: Done) -> None:
+    def _done(self, number: int, live: Standing, message: Done) -> None:
         finished = live.session.generation.finish is not None
         try:
             live.session.on_done(message)
@@ -861,7 +710,7 @@ class EdgeClient:
 
     def _fail(self, number: int, code: Code, message: str) -> None:
         live = self._live.pop(number)
-        if live.phase in (Phase.RESUMING, Phase.RUNNING):
+        if live.joined:
             self._send(Cancel(session=number))
         if live.session.generation.finish is not None and code is Code.UNREACHABLE:
             reason = live.session.generation.finish
@@ -943,12 +792,6 @@ class EdgeClient:
         """Seconds before the next attempt after so many failed ones."""
         longest = min(REDIAL_MAX, REDIAL_FIRST * REDIAL_FACTOR ** min(failures, 16))
         return longest * self._jitter()
-
-
-def _printable(error: Error) -> Error:
-    """A peer's words as they may reach a terminal: no control characters."""
-    text = "".join(c if c.isprintable() else " " for c in error.message)
-    return Error(code=error.code, message=text, session=error.session)
 
 
 def _due(deadline: float | None, now: float) -> bool:

@@ -506,7 +506,7 @@ class _Luck:
     def __init__(self, scenario: Scenario, chance: np.random.Generator) -> None:
         most = scenario.workload.max_tokens[1]
         # S(most), ..., S(1): `most` guesses that stand are more than an answer can ask for.
-        self._rising = _curve(scenario).survival(most)[::-1].copy()
+        self._rising = np.array(_curve(scenario).survival(most)[::-1])
         self._chance = chance
         self._runs = _Ahead(self._drawn)
 
