@@ -85,7 +85,7 @@ def check(scenario: Scenario) -> None:
         (
             questions > MOST_QUESTIONS,
             f"workload.rate x edge.count x scale.duration makes {questions:.3g} questions: at most "
-            f"{MOST_QUESTIONS:.0e}",
+            f"{MOST_QUESTIONS:,}",
         ),
     )
     for holds, reason in reasons:
