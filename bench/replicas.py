@@ -267,8 +267,9 @@ async def main(arguments: argparse.Namespace) -> None:
         measured = Measured(target, arguments.draft)
         common = ["--model", arguments.model, "--threads", "1", "--drain", "5"]
         found: dict[str, object] = {"host": host, "model": arguments.model}
-        async with farm(host, common) as made:
-            found["trip_ms"] = round(await trip(measured, made), 2)
+        if "trip" in arguments.what:
+            async with farm(host, common) as made:
+                found["trip_ms"] = round(await trip(measured, made), 2)
         async with farm(host, [*common, "--target-pace", str(arguments.pace)]) as made:
             if "failover" in arguments.what:
                 times = [await failover(measured, made, i) for i in range(arguments.repeats)]
@@ -292,9 +293,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "--host", nargs="+", choices=("plain", "nginx", "ray"), default=["plain", "nginx"]
     )
-    parser.add_argument(
-        "--what", nargs="*", choices=("failover", "rolling"), default=["failover", "rolling"]
-    )
+    what = ["trip", "failover", "rolling"]
+    parser.add_argument("--what", nargs="*", choices=what, default=what)
     parser.add_argument("--model", default="toy:1")
     parser.add_argument("--draft", default="toy:1:0.4")
     parser.add_argument(
