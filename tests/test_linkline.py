@@ -60,6 +60,7 @@ def down(attempt: int, *, first: bool = False) -> Contact:
 def test_a_file_gets_a_line_for_each_change(monkeypatch: pytest.MonkeyPatch):
     file = lines(monkeypatch, terminal=False)
     with LinkLine() as line:
+        line.wait()
         for attempt in (1, 2, 3):
             line.show(down(attempt))
         line.show(WELL)
@@ -73,6 +74,9 @@ def test_a_file_gets_a_line_for_each_change(monkeypatch: pytest.MonkeyPatch):
 def test_a_terminal_gets_one_that_goes_on(monkeypatch: pytest.MonkeyPatch):
     file = lines(monkeypatch, terminal=True)
     with LinkLine() as line:
+        line.wait()
+        while "waiting for the verifier" not in file.getvalue():
+            time.sleep(0.01)
         line.show(down(1))
         line.show(down(2))
         while "attempt 2" not in file.getvalue():

@@ -212,6 +212,7 @@ class Chat:
 
     async def _stream(self, turn: Turn) -> None:
         with LinkLine() as line:
+            line.wait()
             await self._show_all(turn, line)
 
     async def _show_all(self, turn: Turn, line: LinkLine) -> None:

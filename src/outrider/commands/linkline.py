@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from rich.status import Status
 from rich.text import Text
 
 from outrider.commands import console
 from outrider.runtime.contact import Contact, Link
+
+WAITING: Final = "waiting for the verifier"
 
 
 class LinkLine:
@@ -33,6 +35,12 @@ class LinkLine:
         _trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self.clear()
+
+    def wait(self) -> None:
+        """Nothing has come yet: a first contact may take a while before it fails."""
+        if self._out.is_terminal:
+            self._status = self._out.status(Text(WAITING, style="dim"), spinner="dots")
+            self._status.start()
 
     def show(self, contact: Contact, *, within: bool = False) -> None:
         """`within`: a line of the answer is not at its end yet."""

@@ -228,6 +228,7 @@ async def _ask(
             began = time.monotonic()
             line = stack.enter_context(LinkLine())
             within = False
+            line.wait()
             try:
                 async for step in told(stream, runtime):
                     if isinstance(step, Contact):
