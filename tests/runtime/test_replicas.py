@@ -209,7 +209,37 @@ def test_one_dies_and_all_are_replaced_without_a_lost_token():
 
 @needs_ray
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", ["its parent goes", "SIGTERM"])
+def test_a_start_that_is_given_up_leaves_no_ray(how: str):
+    """A bench that was killed while they loaded left a Ray behind that went on loading."""
+
+    async def work() -> None:
+        command = [sys.executable, "-m", "outrider", "cloud", "--until-eof", "--model", "toy:1"]
+        listen = f"127.0.0.1:{behind.free_port()}"
+        cloud = await asyncio.create_subprocess_exec(
+            *command, "--replicas", "1", "--listen", listen,
+            stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert cloud.stdin is not None
+        assert cloud.stderr is not None
+        assert b"a first replica loads" in await cloud.stderr.readline()
+        daemons = replicas.children(cloud.pid)
+        assert daemons
+        if how == "SIGTERM":
+            cloud.terminate()
+        else:
+            cloud.stdin.close()
+        assert await cloud.wait() == 0
+        await until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in daemons))
+        assert not workers()
+
+    run(work(), patience=500.0)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")  # Ray's own, of what its dependencies will drop
 def test_a_model_that_does_not_load_is_told_in_a_line():
     where = Listening(host="127.0.0.1", port=behind.free_port())

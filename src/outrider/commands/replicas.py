@@ -7,6 +7,7 @@ SIGHUP    replace them one by one, with the --config file read again
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import queue
@@ -46,10 +47,12 @@ def serve_replicas(settings: Settings, config: CloudConfig, count: int, *, until
         private_key=config.private_key,
     )
     replicas = Replicas(settings, count, where)
+    heard: queue.SimpleQueue[str] = queue.SimpleQueue()
     try:
+        _end_at_once(until_eof=until_eof)
         with console.progress(f"starting Ray and {count} x {settings.model}") as tell:
             replicas.start(tell)
-        heard = _signals(until_eof=until_eof)
+        _obey_signals(heard)
         say_listening(config, config.port)
         _obey(replicas, count, heard)
     except ReplicasError as error:
@@ -69,22 +72,29 @@ def _shared(settings: Settings, count: int) -> Settings:
     return replace(settings, threads=max(1, (os.cpu_count() or 1) // count))
 
 
-def _signals(*, until_eof: bool) -> queue.SimpleQueue[str]:
-    """What is asked for from outside, one after the other. Ctrl-C interrupts instead."""
-    heard: queue.SimpleQueue[str] = queue.SimpleQueue()
-    signal.signal(signal.SIGTERM, lambda *_: heard.put("drain"))
+def _end_at_once(*, until_eof: bool) -> None:
+    """While replicas start, whatever ends this process ends Ray, too: left alone, Ray would go on
+    loading for nobody."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, lambda *_: heard.put("update"))
-    if until_eof:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not until_eof:
+        return
 
-        def read() -> None:
+    def read() -> None:
+        with contextlib.suppress(OSError):
             while os.read(0, 4096):
                 pass
-            heard.put("end")
+        os.kill(os.getpid(), signal.SIGINT)
 
-        threading.Thread(target=read, name="until-eof", daemon=True).start()
-    return heard
+    threading.Thread(target=read, name="until-eof", daemon=True).start()
+
+
+def _obey_signals(heard: queue.SimpleQueue[str]) -> None:
+    """From now on what is asked for from outside is done one after the other. Ctrl-C still ends
+    everything at once."""
+    signal.signal(signal.SIGTERM, lambda *_: heard.put("drain"))
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, lambda *_: heard.put("update"))
 
 
 def _obey(replicas: Replicas, count: int, heard: queue.SimpleQueue[str]) -> None:
@@ -93,8 +103,6 @@ def _obey(replicas: Replicas, count: int, heard: queue.SimpleQueue[str]) -> None
             wish = heard.get(timeout=0.2)  # a wait without end would not see Ctrl-C everywhere
         except queue.Empty:
             continue
-        if wish == "end":
-            return
         if wish == "drain":
             replicas.drain()
             return

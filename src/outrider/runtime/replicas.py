@@ -123,7 +123,7 @@ class Replicas:
 
     def _start_ray(self, tell: Tell) -> None:
         for attempt in range(1, START_TRIES + 1):
-            before = _children()
+            before = children()
             try:
                 self._ray.init(
                     address="local",
@@ -136,7 +136,7 @@ class Replicas:
             except Exception as error:  # noqa: BLE001 - it raises bare Exceptions
                 why = _last_line(str(error))
             self._ray.shutdown()
-            for pid in _children() - before:  # of a start that failed, it forgets them
+            for pid in children() - before:  # of a start that failed, it forgets them
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             if attempt < START_TRIES:
@@ -312,10 +312,11 @@ def _deployed(app: str = NAME) -> Mapping[str, Any]:
     return made
 
 
-def _children() -> set[int]:
-    """Of this process; empty where the system does not list them."""
+def children(of: int | None = None) -> set[int]:
+    """Processes that a process, or else this one, has started; empty where the system does not
+    list them."""
     found = ""
-    for task in Path("/proc/self/task").glob("*"):
+    for task in Path(f"/proc/{of or os.getpid()}/task").glob("*"):
         with contextlib.suppress(OSError):
             found += (task / "children").read_text()
     return set(map(int, found.split()))
