@@ -53,6 +53,7 @@ def test_worlds_are_the_same_for_a_seed():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_what_is_chosen_is_the_simulator_s_best():
     found = [compare(f, requests=4, tokens=256, seed=5) for f in worlds(20, 5)]
     assert sum(f.right for f in found) >= 19

@@ -45,6 +45,7 @@ def test_a_session_that_is_lost_behind_another_goes_too(seed: int):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # a quarter of an hour on an idle core
 def test_ten_thousand_schedules():
     found = played(range(10_000))
     assert [(r.case.seed, r.problems) for r in found.failed] == []
