@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable
 from itertools import pairwise
@@ -38,6 +39,7 @@ def params(seed: int, tokens: int = 60) -> SamplingParams:
     return SamplingParams(seed=seed, temperature=0.8, max_tokens=tokens, ignore_eos=True)
 
 
+@functools.cache
 def rate(
     schedule: Schedule, sessions: int, step_time: Callable[[int], float], share: float = 0.3
 ) -> tuple[float, World]:
@@ -47,7 +49,7 @@ def rate(
     )
     seeded(w)
     for n in range(sessions):
-        w.edges[0].ask((1, 2, n), params(n, 90), schedule=schedule)
+        w.edges[0].ask((1, 2, n), params(n, 60), schedule=schedule)
     w.run(until=600.0)
     for answer in w.edges[0].answers.values():
         assert isinstance(answer.end, Ended)
@@ -83,8 +85,9 @@ def test_one_session_is_nobodys_load():
 
 @pytest.mark.parametrize("schedule", [Schedule.FREERUN, Schedule.CLOUD_ONLY])
 def test_a_greedy_tenant_hardly_moves_another_one(schedule: Schedule):
-    """Forty answers with useless drafts of one login beside one answer of another: its 95th
-    percentile of the time between two tokens stays within a tenth."""
+    """Two dozen answers of one login, more rows than a batch takes, beside one answer of another:
+    its 95th percentile of the time between two tokens stays within a tenth. Were both one login's,
+    it would be four times as long."""
 
     def gaps(greedy: int) -> float:
         w = World(
@@ -96,12 +99,11 @@ def test_a_greedy_tenant_hardly_moves_another_one(schedule: Schedule):
         other.tenant = "greedy"
         for n in range(greedy):
             other.ask((2, n % VOCAB, 3), params(n, 1200), schedule=Schedule.FREERUN)
-        w.run(until=2.0, idle=False)
-        number = victim.ask((1, 2), params(1, 100), schedule=schedule)
-        w.run(until=10.0, idle=False)
-        times = victim.answers[number].times
-        assert len(times) == 100
-        waits = [b - a for a, b in pairwise(times[20:])]
+        w.run(until=1.0, idle=False)
+        times = victim.answers[victim.ask((1, 2), params(1, 50), schedule=schedule)].times
+        while len(times) < 50:
+            w.run(until=w.now + 0.25, idle=False)
+        waits = [b - a for a, b in pairwise(times[10:])]
         return statistics.quantiles(waits, n=20)[-1]
 
-    assert gaps(40) < 1.10 * gaps(0)
+    assert gaps(24) < 1.10 * gaps(0)
