@@ -33,7 +33,7 @@ from outrider.runtime.cores import cores
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.edgerequest import EdgeRequest
-from outrider.runtime.edgestream import CloudError
+from outrider.runtime.failures import CloudError
 from outrider.runtime.process import CloudProcess
 from outrider.runtime.status import fetch_status
 from outrider.session.schedules import MAX_WINDOW, Schedule

@@ -30,7 +30,8 @@ from outrider.proto.codec import MAX_FRAME_BYTES, decode, encode
 from outrider.proto.connection import Connection, Role
 from outrider.proto.messages import PROTOCOL_VERSION, Hello, Limits, Verdict
 from outrider.proto.messages import Draft as DraftFrame
-from outrider.session.client import EdgeClient, Progress
+from outrider.session.client import EdgeClient
+from outrider.session.events import Progress
 from outrider.session.generation import Generation
 from outrider.session.schedules import Schedule, plan
 from outrider.session.service import CloudService, Done, ServiceConfig

@@ -12,7 +12,7 @@ from rich.console import Console
 from outrider.commands import console
 from outrider.commands.linkline import LinkLine
 from outrider.runtime.contact import Contact, Link, after
-from outrider.session.client import LinkDown, LinkHeard, LinkQuiet, LinkUp
+from outrider.session.events import LinkDown, LinkHeard, LinkQuiet, LinkUp
 
 WELL = Contact(link=Link.UP, since=0.0)
 CUT = LinkDown(reason="cut", redial_at=21.0, attempts=0, gives_up_at=50.0)

@@ -17,7 +17,7 @@ from outrider.engines.load import load_drafter, load_target
 from outrider.runtime.access import hash_token
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgerequest import EdgeRequest
-from outrider.runtime.edgestream import CloudError
+from outrider.runtime.failures import CloudError
 from outrider.runtime.local import GenerationRequest, LocalGenerator
 from outrider.runtime.process import CloudProcess
 from outrider.runtime.routes import AFFINITY_HEADER

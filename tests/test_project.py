@@ -66,10 +66,11 @@ def test_generate_without_torch_names_the_extra():
     assert re.fullmatch(r"error: .*outrider\[torch\].*\n", done.stderr), done.stderr
 
 
-def test_help_does_not_import_torch():
+def test_help_imports_no_engine_and_no_link():
     done = python(
         "import sys\nfrom outrider.cli import run\nrun(['generate', '--help'])\n"
-        "heavy = {'torch', 'transformers', 'tokenizers'} & set(sys.modules)\n"
+        "link = {'websockets', 'outrider.session.client'}\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', *link} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
     )
     assert done.returncode == 0, done.stderr

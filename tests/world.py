@@ -38,8 +38,9 @@ from outrider.proto.connection import Connection, Role
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import PROTOCOL_VERSION, Hello, Limits
 from outrider.runtime.cloudruntime import desk_job
-from outrider.session.client import EdgeClient, Ended, Event, Failed, Progress
+from outrider.session.client import EdgeClient
 from outrider.session.edge import DraftJob, EdgeSession
+from outrider.session.events import Ended, Event, Failed, Progress
 from outrider.session.generation import Generation
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import Plan, Schedule, plan

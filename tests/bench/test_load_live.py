@@ -18,7 +18,7 @@ from outrider.engines.replay import Recorded, ReplayDrafter
 from outrider.runtime.cloud import CloudServer
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgerequest import EdgeRequest
-from outrider.runtime.edgestream import CloudError
+from outrider.runtime.failures import CloudError
 from outrider.session.schedules import Schedule
 from recordings import LENGTH, recorded
 

@@ -21,7 +21,7 @@ from outrider.gateway.openpaths import OPEN
 from outrider.gateway.schema import REFUSED, ChatRequest
 from outrider.proto.messages import Code
 from outrider.runtime.access import read_tokens
-from outrider.runtime.edgestream import CloudError
+from outrider.runtime.failures import CloudError
 from served import CHAT, MODEL, TEXT, Served, chat, served, text
 
 PATHS = {CHAT: chat, TEXT: text}

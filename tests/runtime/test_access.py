@@ -71,7 +71,7 @@ from outrider.runtime.cloud import CloudConfig, CloudServer
 from outrider.runtime.discreet import discreet
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgeconfig import EdgeConfig
-from outrider.runtime.edgestream import CloudError
+from outrider.runtime.failures import CloudError
 from outrider.runtime.listening import calm_accepts, tls_context
 from outrider.runtime.routes import (
     AFFINITY_HEADER,

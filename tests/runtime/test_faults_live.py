@@ -36,7 +36,8 @@ from outrider.proto.messages import Code
 from outrider.runtime.cloud import CloudServer
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgerequest import EdgeRequest
-from outrider.runtime.edgestream import CloudError, EdgeStream
+from outrider.runtime.edgestream import EdgeStream
+from outrider.runtime.failures import CloudError
 from outrider.runtime.local import GenerationRequest, LocalGenerator
 from outrider.runtime.process import CloudProcess
 from outrider.session.schedules import Schedule

@@ -18,7 +18,7 @@ from outrider.proto.messages import Code
 from outrider.runtime.access import hash_token
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgerequest import EdgeRequest
-from outrider.runtime.edgestream import CloudError
+from outrider.runtime.failures import CloudError
 from outrider.runtime.local import GenerationRequest, LocalGenerator
 from outrider.session.schedules import Schedule
 

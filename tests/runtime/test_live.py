@@ -41,7 +41,7 @@ from outrider.engines.drafters import DraftSession, ModelDrafter
 from outrider.proto.messages import Code
 from outrider.runtime.cloud import CloudConfig, CloudServer
 from outrider.runtime.edgeconfig import EdgeConfig
-from outrider.runtime.edgestream import CloudError
+from outrider.runtime.failures import CloudError
 from outrider.session.schedules import Schedule
 
 LONG = SamplingParams(seed=5, max_tokens=2000, temperature=1.0, ignore_eos=True)

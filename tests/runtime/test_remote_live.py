@@ -16,7 +16,7 @@ from outrider.engines.load import load_target
 from outrider.proto.messages import Code
 from outrider.runtime.cloud import CloudConfig, CloudServer
 from outrider.runtime.edgerequest import EdgeRequest
-from outrider.runtime.edgestream import CloudError
+from outrider.runtime.failures import CloudError
 from outrider.session.schedules import Schedule
 from servers import Server, serving
 from toys import remember

@@ -12,7 +12,7 @@ from live import alone, ask, drafter, edge, hear, pair, run, same, server, until
 from outrider.core.tokens import Rule
 from outrider.engines.base import UnrecordedError
 from outrider.engines.replay import ReplayDrafter
-from outrider.runtime.edgestream import CloudError
+from outrider.runtime.failures import CloudError
 from outrider.session.schedules import Schedule
 from recordings import SEEDS, params, recorded
 

@@ -14,7 +14,7 @@ from outrider.commands.remote import bearer_token
 from outrider.core.tokens import SamplingParams
 from outrider.proto.messages import Code
 from outrider.runtime.access import ConfigurationError, Logins, hash_token, hashed_line, read_logins
-from outrider.runtime.edgestream import CloudError
+from outrider.runtime.failures import CloudError
 from outrider.runtime.rotation import LoginFile
 from outrider.session.quotas import Bucket, TenantLimits
 

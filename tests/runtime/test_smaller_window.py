@@ -15,7 +15,8 @@ from outrider.runtime.cloud import CloudConfig, CloudServer
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.edgerequest import EdgeRequest
-from outrider.runtime.edgestream import CloudError, EdgeResult
+from outrider.runtime.edgestream import EdgeResult
+from outrider.runtime.failures import CloudError
 
 WINDOW = 24
 

@@ -28,15 +28,7 @@ from outrider.proto.messages import (
     Tokens,
     Verdict,
 )
-from outrider.session.client import (
-    Ended,
-    Failed,
-    LinkDown,
-    LinkHeard,
-    LinkQuiet,
-    LinkUp,
-    Progress,
-)
+from outrider.session.events import Ended, Failed, LinkDown, LinkHeard, LinkQuiet, LinkUp, Progress
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import Schedule
 from outrider.session.service import CloudService

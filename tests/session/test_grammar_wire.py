@@ -12,7 +12,7 @@ from outrider.core.grammar import Grammar, GrammarKind
 from outrider.core.sampling import History, SamplingPipeline
 from outrider.core.tokens import Origin, Rule, SamplingParams
 from outrider.proto.messages import Code
-from outrider.session.client import Ended, Failed
+from outrider.session.events import Ended, Failed
 from outrider.session.schedules import Schedule
 from toys import TARGET, VOCAB, draft
 from world import Answer, RandomFaults, World, alone

@@ -12,7 +12,7 @@ import pytest
 from outrider.control.costs import RowCosts
 from outrider.core.tokens import SamplingParams
 from outrider.engines.measure import ROWS
-from outrider.session.client import Ended
+from outrider.session.events import Ended
 from outrider.session.schedules import Schedule
 from toys import TARGET, VOCAB, draft
 from world import World, alone

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from outrider.core.tokens import Rule, SamplingParams
-from outrider.session.client import Ended
+from outrider.session.events import Ended
 from outrider.session.schedules import Schedule
 from toys import TARGET, VOCAB, draft
 from world import Edge, RandomFaults, World, alone

@@ -12,7 +12,7 @@ from outrider.core.tokens import Origin, Rule, SamplingParams
 from outrider.engines.toy import random_law, table_law
 from outrider.proto.connection import Role
 from outrider.proto.messages import Code
-from outrider.session.client import Ended, Failed, Progress
+from outrider.session.events import Ended, Failed, Progress
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import Schedule
 from outrider.session.standing import STALLED_AFTER

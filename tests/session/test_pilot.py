@@ -12,7 +12,7 @@ from outrider.control.registry import CONTROLLERS, make
 from outrider.core.draft import StopRule
 from outrider.core.tokens import SamplingParams
 from outrider.proto.messages import Load
-from outrider.session.client import Ended
+from outrider.session.events import Ended
 from outrider.session.pilot import ControlledPilot, Judged
 from outrider.session.schedules import STREAMING, Schedule
 from toys import TARGET, VOCAB, draft

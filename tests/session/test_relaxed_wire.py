@@ -17,7 +17,7 @@ from outrider.engines.base import FloatRow
 from outrider.engines.toy import random_law, table_law
 from outrider.proto.codec import decode
 from outrider.proto.messages import Code, Draft, Relaxed
-from outrider.session.client import Ended, Failed
+from outrider.session.events import Ended, Failed
 from outrider.session.schedules import Schedule
 from toys import TARGET, VOCAB, remember
 from world import Answer, Pipe, RandomFaults, World, alone

@@ -25,8 +25,8 @@ from outrider.engines.toy import random_law, table_law
 from outrider.proto.codec import decode, encode
 from outrider.proto.errors import RemoteError
 from outrider.proto.messages import Code, Correct, Message, Open, Proposals, Row, TopK
-from outrider.session.client import Ended, Failed
 from outrider.session.dialogue import MAX_CALLS, Call, Choice
+from outrider.session.events import Ended, Failed
 from outrider.session.schedules import Schedule
 from toys import TARGET, VOCAB, remember
 from world import Answer, Pipe, RandomFaults, World, alone

@@ -33,8 +33,8 @@ from outrider.proto.messages import (
     Tokens,
     Verdict,
 )
-from outrider.session.client import Ended, Failed
 from outrider.session.cloud import StepPolicy
+from outrider.session.events import Ended, Failed
 from outrider.session.schedules import Schedule
 from outrider.session.service import (
     BUSY_S,

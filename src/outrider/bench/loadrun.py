@@ -23,7 +23,8 @@ from outrider.engines.replay import Recorded
 from outrider.proto.messages import Code
 from outrider.runtime.edge import EdgeRuntime
 from outrider.runtime.edgerequest import EdgeRequest
-from outrider.runtime.edgestream import CloudError, EdgeResult
+from outrider.runtime.edgestream import EdgeResult
+from outrider.runtime.failures import CloudError
 from outrider.session.schedules import Schedule
 
 LOST: Final = frozenset({Code.UNREACHABLE, Code.UNAUTHORIZED, Code.VERSION, Code.VOCABULARY})

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from outrider.bench.live import in_process
 from outrider.bench.prompts import PROMPTS
 from outrider.bench.schedules import Arm
 from outrider.commands import console, models, netdemo
@@ -27,8 +26,10 @@ from outrider.commands.options import (
     Window,
 )
 from outrider.core.tokens import ParameterError, Rule, SamplingParams
-from outrider.runtime.local import LocalGenerator
 from outrider.session.schedules import DEFAULT_WINDOW
+
+if TYPE_CHECKING:
+    from outrider.runtime.local import LocalGenerator
 
 
 def demo(
@@ -134,6 +135,8 @@ def demo(
 def _arms(
     target: str, draft: str | None, draft_length: int, threads: int | None
 ) -> tuple[list[Arm], models.Pair]:
+    from outrider.bench.live import in_process
+
     common: dict[str, Any] = {"target": target, "dtype": Dtype.AUTO, "device": "auto"}
     common["threads"] = threads
     pair = models.load(draft=draft, draft_length=draft_length, deterministic=True, **common)

@@ -23,7 +23,7 @@ from outrider.core.link import LinkError
 from outrider.core.tokens import GrammarError, ParameterError
 from outrider.engines.base import EngineError
 from outrider.proto.messages import Code
-from outrider.runtime.edgestream import CloudError
+from outrider.runtime.failures import CloudError
 
 USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[2]
 """click's base of all usage errors. Found, not imported: typer carries click inside itself in

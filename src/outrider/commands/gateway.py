@@ -338,7 +338,7 @@ def _announce(front: Checked, port: int) -> None:
 async def _contact(runtime: Any) -> None:
     """One token from the cloud at the start: what is wrong there is said before a client asks."""
     from outrider.runtime.edgerequest import EdgeRequest
-    from outrider.runtime.edgestream import CloudError
+    from outrider.runtime.failures import CloudError
 
     ids = tuple(runtime.tokenizer.encode("a"))[:1]
     request = EdgeRequest(

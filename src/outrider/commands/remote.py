@@ -24,7 +24,7 @@ from outrider.core.residual import TopKReply
 from outrider.core.tokens import Rule, SamplingParams
 from outrider.proto.messages import Code
 from outrider.runtime.contact import Contact
-from outrider.session.client import Failed
+from outrider.session.events import Failed
 from outrider.session.generation import Step
 from outrider.session.schedules import Schedule
 

@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from outrider.core.tokens import GrammarError, ParameterError
 from outrider.engines.base import EngineError
 from outrider.proto.messages import Code
-from outrider.runtime.edgestream import CloudError
+from outrider.runtime.failures import CloudError
 
 RETRY_AFTER_S: Final = 2
 """Seconds a client is asked to wait: a few answers end meanwhile, a link is redialled."""

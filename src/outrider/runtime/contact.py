@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from outrider.session.client import LinkDown, LinkHeard, LinkQuiet, LinkUp
+from outrider.session.events import LinkDown, LinkHeard, LinkQuiet, LinkUp
 
 
 class Link(StrEnum):

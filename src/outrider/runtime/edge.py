@@ -29,13 +29,15 @@ from outrider.runtime.dialling import RefusedError, UnreachableError, dial, gree
 from outrider.runtime.drafting import Drafting
 from outrider.runtime.edgeconfig import EdgeConfig
 from outrider.runtime.edgerequest import EdgeRequest
-from outrider.runtime.edgestream import CloudError, EdgeStream, Running
+from outrider.runtime.edgestream import EdgeStream, Running
+from outrider.runtime.failures import CloudError
 from outrider.runtime.learnt import Learnt, target_facts
 from outrider.runtime.linkuse import LinkMeter, LinkUse
 from outrider.runtime.routes import AFFINITY_HEADER
 from outrider.runtime.socket import FrameSocket
-from outrider.session.client import (
-    EdgeClient,
+from outrider.session.client import EdgeClient
+from outrider.session.edge import DraftJob
+from outrider.session.events import (
     Ended,
     Event,
     Failed,
@@ -45,7 +47,6 @@ from outrider.session.client import (
     LinkUp,
     Progress,
 )
-from outrider.session.edge import DraftJob
 from outrider.session.generation import Generation
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import Plan

@@ -12,24 +12,17 @@ from typing import Protocol
 from outrider.core.tokens import Origin, TokenLogprob
 from outrider.engines.base import EngineError
 from outrider.engines.drafters import DraftSession
-from outrider.proto.messages import Code, Hello
+from outrider.proto.messages import Hello
 from outrider.runtime.contact import Contact
 from outrider.runtime.drafting import Drafting
 from outrider.runtime.edgerequest import EdgeRequest
+from outrider.runtime.failures import CloudError
 from outrider.runtime.linkuse import LinkUse
 from outrider.runtime.local import GenerationResult, Timing
-from outrider.session.client import Ended, Failed
 from outrider.session.edge import EdgeSession
+from outrider.session.events import Ended, Failed
 from outrider.session.generation import Step
 from outrider.session.schedules import Schedule
-
-
-class CloudError(Exception):
-    """The cloud could not serve the request; `code` is the protocol's error code."""
-
-    def __init__(self, code: Code, message: str) -> None:
-        super().__init__(f"{message} ({code.value})")
-        self.code = code
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ from typing import Final
 from outrider.core.draft import Draft as CoreDraft
 from outrider.core.relaxation import Relaxation
 from outrider.core.residual import TopKReply
-from outrider.core.tokens import FinishReason, Rule
+from outrider.core.tokens import Rule
 from outrider.proto.connection import HEARTBEAT, Connection, Role, State
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import (
@@ -68,6 +68,16 @@ from outrider.proto.messages import (
 )
 from outrider.session.distrust import largest_id, printable
 from outrider.session.edge import RETRY_AFTER, DraftJob, EdgeSession
+from outrider.session.events import (
+    Ended,
+    Event,
+    Failed,
+    LinkDown,
+    LinkHeard,
+    LinkQuiet,
+    LinkUp,
+    Progress,
+)
 from outrider.session.generation import Generation, Step
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import Plan
@@ -98,70 +108,6 @@ CONFIRM_WITHIN: Final = RETRY_AFTER
 
 FATAL: Final = frozenset({Code.UNAUTHORIZED, Code.VERSION, Code.VOCABULARY})
 """Connection errors that no redial can cure."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Tokens were committed. `step.finish` set: the answer is complete."""
-
-    session: int
-    step: Step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """The session is over and forgotten here."""
-
-    session: int
-    reason: FinishReason
-    confirmed: bool
-    """The cloud's DONE carried the digest of the very same ids."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """The session is over without a complete answer; what was committed stays valid."""
-
-    session: int
-    code: Code
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkUp:
-    """The cloud greeted. `attempts`: dials it took."""
-
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkQuiet:
-    """Tokens are awaited, and the cloud has not even answered a PING. Seconds."""
-
-    since: float
-    dead_at: float
-    """When the link will count as dead."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkHeard:
-    """The cloud that was quiet is there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkDown:
-    """The link is gone, or an attempt to get one has failed."""
-
-    reason: str
-    redial_at: float | None
-    """Seconds: of the next attempt; None: nothing needs it."""
-    attempts: int = 0
-    """That failed since a cloud last greeted."""
-    gives_up_at: float | None = None
-    """Seconds: when the sessions fail; None: there are none."""
-
-
-Event = Progress | Ended | Failed | LinkUp | LinkQuiet | LinkHeard | LinkDown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from outrider.engines.drafters import ModelDrafter
 from outrider.engines.toy import Law, ToyModel, blend_law, random_law, remember
 from outrider.proto.errors import LocalError, RemoteError
 from outrider.proto.messages import Code, Load
-from outrider.session.client import Ended, Failed, LinkDown
+from outrider.session.events import Ended, Failed, LinkDown
 from outrider.session.generation import Generation
 from outrider.session.pilot import Judged, Pilot
 from outrider.session.service import Work

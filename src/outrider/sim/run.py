@@ -15,7 +15,7 @@ from outrider.control.base import Controller, ControllerFacts
 from outrider.control.estimators import Estimators
 from outrider.control.registry import make as make_controller
 from outrider.core.tokens import FinishReason, SamplingParams
-from outrider.session.client import Ended
+from outrider.session.events import Ended
 from outrider.session.generation import Step
 from outrider.session.pilot import ControlledPilot, Pilot
 from outrider.session.schedules import STREAMING, Plan, Schedule, plan

@@ -43,8 +43,9 @@ from outrider.proto.messages import (
     Tokens,
     Verdict,
 )
-from outrider.session.client import EdgeClient, Ended, Event, Failed, Progress
+from outrider.session.client import EdgeClient
 from outrider.session.edge import DraftJob, EdgeSession
+from outrider.session.events import Ended, Event, Failed, Progress
 from outrider.session.generation import Counters, Generation, Step
 from outrider.session.pilot import Pilot
 from outrider.session.schedules import MAX_WINDOW, Plan
