@@ -204,16 +204,27 @@ def test_a_token_says_where_it_stands_and_what_else_was_likely():
     browsing(work())
 
 
+def slow() -> Watched:
+    """A target whose long answer can be stopped on its way."""
+    model = Watched(TARGET)
+    model.before = lambda _: time.sleep(0.005)
+    return model
+
+
+async def begin(page: Any) -> None:
+    """Ask for a long answer, and see its first dozen tokens."""
+    await page.evaluate("() => { document.getElementById('max-tokens').value = 3000 }")
+    await page.fill("#message", "hi")
+    await page.press("#message", "Enter")
+    await page.locator(".t").nth(12).wait_for()
+
+
 @pytest.mark.browser
 def test_escape_stops_an_answer_on_both_sides():
     async def work() -> None:
-        model = Watched(TARGET)
-        model.before = lambda _: time.sleep(0.005)
+        model = slow()
         async with served(model=model) as gateway, page_of(gateway.url) as page:
-            await page.evaluate("() => { document.getElementById('max-tokens').value = 3000 }")
-            await page.fill("#message", "hi")
-            await page.press("#message", "Enter")
-            await page.locator(".t").nth(12).wait_for()
+            await begin(page)
             await page.keyboard.press("Escape")
             await page.locator("#send").wait_for()
             await gateway.pair.idle()
@@ -345,13 +356,9 @@ def test_controls_have_names_and_text_has_contrast(scheme: str):
 @pytest.mark.browser
 def test_a_new_chat_in_mid_answer_forgets_that_answer():
     async def work() -> None:
-        model = Watched(TARGET)
-        model.before = lambda _: time.sleep(0.005)
+        model = slow()
         async with served(model=model) as gateway, page_of(gateway.url) as page:
-            await page.evaluate("() => { document.getElementById('max-tokens').value = 3000 }")
-            await page.fill("#message", "hi")
-            await page.press("#message", "Enter")
-            await page.locator(".t").nth(12).wait_for()
+            await begin(page)
             await page.click("#new")
             await page.locator("#send").wait_for()
             await gateway.pair.idle()
