@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--only", default="hf,llamacpp", help="engines, by name")
     args = parser.parse_args()
     facts: dict[str, object] = {
         "cores": os.cpu_count(),
@@ -39,7 +40,7 @@ def main() -> None:
         "context": args.context,
         "unit": "ms: median, minimum",
     }
-    for engine, spec, dtype in ENGINES:
+    for engine, spec, dtype in (e for e in ENGINES if e[0] in args.only.split(",")):
         for deterministic in (True, False):
             try:
                 model = load_target(

@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--drafts", default="0,1,2,4,8")
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-scoring", action="store_true", help="leave prompt_logprobs out")
     args = parser.parse_args()
     server = Endpoint(args.url)
     wanted = RemoteSpec(way="vllm", url=args.url, model="MODEL", served=args.model)
@@ -49,7 +50,7 @@ def main() -> None:
         context = tuple(source.choices(IDS, k=size))
         for count in (int(text) for text in args.drafts.split(",")):
             for name, ask in (("prompts", by_prompts), ("prompt_logprobs", by_scoring)):
-                if name != "prompts" and not count:
+                if name != "prompts" and (not count or args.no_scoring):
                     continue
                 key = f"{name}, context {size}, {count} drafts"
                 try:

@@ -92,13 +92,51 @@ def test_prompts_that_share_no_cache_are_seen_and_told_from_rows_that_are_dear()
 
 def test_guesses_that_a_server_heard_before_are_no_measure():
     with serving() as server:
-        ask(server)
+        ask(server, seed=1)
         rounds = [b["prompt"] for p, b in server.asked if p.endswith("completions")]
     lists = [tuple(map(tuple, p)) for p in rounds if isinstance(p[0], list)]
     drafts = [p[len(r[0]) :] for r in lists for p in r[1:]]
     assert len(lists) == 6
-    assert len({d[0] for d in drafts}) == 3  # one first guess a round of five rows
+    assert len({d[:1] for d in drafts if len(d) == 4}) == 3  # other guesses each round
     assert all(len(after[0]) == len(r[0]) + 1 for r, after in pairwise(lists))
+
+
+def test_a_cache_of_whole_blocks_is_seen_behind_half_a_block():
+    """vLLM: what a context has behind its last block of 128 is computed in every row."""
+    with serving() as server:
+
+        def clock() -> float:
+            held: set[tuple[int, ...]] = set()
+            seconds = 0.0
+            for prompt in prompts(server):
+                blocks = [tuple(prompt[: i + 128]) for i in range(0, len(prompt) - 1, 128)]
+                known = sum(len(b) % 128 == 0 and b in held for b in blocks)
+                seconds += 0.1 + 0.01 * (len(prompt) - 128 * known)
+                held.update(b for b in blocks if len(b) % 128 == 0)
+            return seconds
+
+        report = ask(server, clock=clock, seed=1)
+    said = answers(report)
+    assert (
+        said["prefix cache"].startswith("769 ids") or "flat in the context" in said["prefix cache"]
+    )
+    assert "behind the last one" in said["several prompts at once"]
+    assert "--block-size" in {w.way: w.words for w in report.ways}["vllm"]
+
+
+def prompts(server: Server) -> list[list[int]]:
+    """All prompts of token ids so far."""
+    asked = [b["prompt"] for p, b in server.asked if p.endswith("completions")]
+    return [one for p in asked for one in (p if isinstance(p[0], list) else [p])]
+
+
+def test_a_second_probe_asks_for_texts_that_no_cache_holds_from_the_first():
+    with serving() as server:
+        ask(server)
+        first = {tuple(p) for p in prompts(server) if len(p) > 64}
+        server.asked.clear()
+        ask(server)
+        assert not first & {tuple(p) for p in prompts(server)}
 
 
 def test_a_model_that_is_not_served_and_nobody_at_all():

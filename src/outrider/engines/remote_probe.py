@@ -6,10 +6,10 @@ decides nothing. Times are of this moment and this machine: they say what grows 
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Final
 
 from outrider.engines.base import ServerError
@@ -28,6 +28,8 @@ SHORT: Final = BLOCK + 1
 SHARED: Final = 320
 """Ids behind which several rows are asked for: half a block more than whole ones, as contexts are
 on average, since each row computes those anew; and no minutes where it computes all of them."""
+_IDS: Final = range(256, 1280)
+"""What made-up texts are of: in every vocabulary, and no control tokens in those seen."""
 STEPS: Final = 8
 """Tokens of a greedy answer that is asked for again."""
 DRAWS: Final = 12
@@ -74,6 +76,16 @@ class ProbeReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Cache:
+    """One prompt that is sent again."""
+
+    flat: bool
+    """A long one takes as long as a short one."""
+    row: float
+    """Seconds of a short one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Together:
     """Five rows of one request beside one."""
 
@@ -81,21 +93,37 @@ class _Together:
     """How many times as long they take."""
     shared: bool
     """The first five did not take much longer than the next."""
+    rest: bool
+    """A row computes a part of its context."""
+    whole: bool
+    """A row computes all of it, as far as is known."""
 
 
 def probe(
-    server: Endpoint, served: str | None = None, *, clock: Callable[[], float] = time.perf_counter
+    server: Endpoint,
+    served: str | None = None,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    seed: int | None = None,
 ) -> ProbeReport:
     """Ask a server. ServerError when nobody answers there, or when it is unclear which model is
-    meant; everything else is a finding."""
+    meant; everything else is a finding. `seed`: of the texts that its cache is asked about; None:
+    others each time, since a server may still hold those of the last probe."""
     wanted = RemoteSpec(way="openai", url=server.url, model="MODEL", served=served)
     card = chosen(server, wanted)
-    return _Probe(server, card, clock).run()
+    return _Probe(server, card, clock, random.Random(seed)).run()
 
 
 class _Probe:
-    def __init__(self, server: Endpoint, card: dict[str, Any], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        server: Endpoint,
+        card: dict[str, Any],
+        clock: Callable[[], float],
+        source: random.Random,
+    ) -> None:
         self._server = server
+        self._source = source
         self._card = card
         self._model = str(card["id"])
         self._clock = clock
@@ -117,9 +145,9 @@ class _Probe:
         if tells:
             self._try("log-probabilities", self._temperature)
         cached = self._try("prefix cache", self._cache)
-        together = self._try("several prompts at once", lambda: self._together(tells or 1))
+        together = self._try("several prompts at once", lambda: self._together(tells or 1, cached))
         scored = self._try("scoring of drafts (/generate)", self._scoring)
-        ways = (self._openai(greedy), self._vllm(tells, together, cached), self._sglang(scored))
+        ways = (self._openai(greedy), self._vllm(tells, together), self._sglang(scored))
         return ProbeReport(
             url=self._server.url, model=self._model, findings=tuple(self._findings), ways=ways
         )
@@ -210,9 +238,9 @@ class _Probe:
             "top-k; at temperature 1 without filters, as asked for here, either is the model's own",
         )
 
-    def _cache(self) -> bool:
+    def _cache(self) -> _Cache:
         room = (context_of(self._card) or LONG + BLOCK) - 1
-        long = self._made_up(min(LONG, (room - 1) // BLOCK * BLOCK + 1), 7919)
+        long = self._made_up(min(LONG, (room - 1) // BLOCK * BLOCK + 1))
         cold = self._seconds(long, repeats=1)
         warm = self._seconds(long)
         short = self._seconds(long[:SHORT])
@@ -224,7 +252,7 @@ class _Probe:
             f"{1e3 * short:.0f} ms: "
             + ("flat in the context" if flat else "grows with the context"),
         )
-        return flat
+        return _Cache(flat=flat, row=short)
 
     def _seconds(self, ids: tuple[int, ...], *, repeats: int = REPEATS) -> float:
         spent = []
@@ -234,18 +262,18 @@ class _Probe:
             spent.append(self._clock() - began)
         return min(spent)
 
-    def _together(self, top: int) -> _Together:
+    def _together(self, top: int, cached: _Cache | None) -> _Together:
         """Rounds of an answer, each with other guesses behind a context that grows: what was asked
         once says nothing about it, since a server may have that very prompt in its cache."""
         way = FanOut(self._server, self._model, top=top)
-        context, source = self._made_up(SHARED, 7907), count(5)
+        context = self._made_up(SHARED)
         spent: dict[int, list[float]] = {1: [], 5: []}
         for rows in (1, 1, 1, 5, 5, 5):
-            drafts = tuple(next(source) for _ in range(rows - 1))
+            drafts = self._made_up(rows - 1)
             began = self._clock()
             way.rows([Ask(slot=0, context=context, drafts=drafts)])
             spent[rows].append(1e3 * (self._clock() - began))
-            context = (*context, next(source))
+            context += self._made_up(1)
         one, five = min(spent[1][1:]), min(spent[5][1:])
         shared = spent[5][0] <= DEAR * five
         words = f"behind {SHARED} ids one row {one:.0f} ms, five rows {five:.0f} ms"
@@ -254,12 +282,19 @@ class _Probe:
                 f", the first time {spent[5][0]:.0f} ms: prompts of a request do not share the "
                 "cache, each takes its context in by itself"
             )
+        rest = cached is not None and cached.flat and one > DEAR * 1e3 * cached.row
+        if rest:
+            words += (
+                ": its cache holds whole blocks, and every row computes what a context has behind "
+                "the last one"
+            )
         self._note("several prompts at once", shared, words)
-        return _Together(times=max(five / one, 1.0), shared=shared)
+        whole = cached is None or not cached.flat
+        return _Together(times=max(five / one, 1.0), shared=shared, rest=rest, whole=whole)
 
-    def _made_up(self, length: int, stride: int) -> tuple[int, ...]:
+    def _made_up(self, length: int) -> tuple[int, ...]:
         """Ids of a text nobody wrote."""
-        return tuple(5 + i * stride % 1000 for i in range(length))
+        return tuple(self._source.choices(_IDS, k=length))
 
     def _scoring(self) -> bool:
         ask = Ask(slot=0, context=self._ids, drafts=(5, 6))
@@ -275,16 +310,18 @@ class _Probe:
         words = "temperature 0; guesses save the server nothing"
         return Usable(way="openai", usable=True, words=words)
 
-    def _vllm(self, tells: Any, together: _Together | None, cached: Any) -> Usable:
+    def _vllm(self, tells: Any, together: _Together | None) -> Usable:
         if not tells or together is None:
             words = f"it needs a list of prompts and {TOP} likeliest ids"
             return Usable(way="vllm", usable=False, words=words)
         words = f"temperature 0, or any with top-k from 1 to {TOP}; every rule"
-        if not cached:
+        if together.whole:
             words += "; exact but slow, since each row costs the whole context"
         elif together.times > DEAR:
             words += f"; five rows take {together.times:.1f} times one, so guesses hardly pay"
-        if cached and not together.shared:
+        if together.rest:
+            words += "; smaller blocks of its cache make rows cheaper (vLLM: --block-size)"
+        if not (together.whole or together.shared):
             words += "; a row that is new takes its whole context in"
         return Usable(way="vllm", usable=True, words=words)
 
