@@ -252,10 +252,10 @@ async def _ask(
     if as_json:
         console.print_json(result.as_dict() | {"target_pace_ms": pace})
         return
-    line = f"{models.summary(result.generation)} · {result.schedule.value} · {_traffic(result)}"
+    facts = f"{models.summary(result.generation)} · {result.schedule.value} · {_traffic(result)}"
     if pace:
-        line += f" · each target call {pace:g} ms slower on purpose"
-    console.messages().print(line, style="dim", markup=False)
+        facts += f" · each target call {pace:g} ms slower on purpose"
+    console.messages().print(facts, style="dim", markup=False)
 
 
 class _Trace:
