@@ -100,16 +100,16 @@ def test_a_start_of_ray_that_fails_is_tried_again_and_leaves_no_daemon():
     failing = 3
     stub._start_ray(told.append)
     assert told == [
-        f"Ray did not start (The raylet took too long): attempt {n} of 3" for n in (2, 3)
+        f"Ray did not start (The raylet took too long): attempt {n} of 6" for n in (2, 3)
     ]
     assert [daemon.wait() for daemon in daemons[:2]] == [-signal.SIGKILL] * 2
     assert daemons[2].poll() is None
     daemons[2].kill()
     daemons[2].wait()
     failing = 10
-    with pytest.raises(ReplicasError, match=r"in 3 attempts \(The raylet took too long\)"):
+    with pytest.raises(ReplicasError, match=r"in 6 attempts \(The raylet took too long\)"):
         stub._start_ray(told.append)
-    assert [daemon.wait() for daemon in daemons[3:]] == [-signal.SIGKILL] * 3
+    assert [daemon.wait() for daemon in daemons[3:]] == [-signal.SIGKILL] * 6
 
 
 def test_how_far_replicas_are_in_words():
@@ -223,7 +223,10 @@ def test_a_start_that_is_given_up_leaves_no_ray(how: str):
         )  # fmt: skip
         assert cloud.stdin is not None
         assert cloud.stderr is not None
-        assert b"a first replica loads" in await cloud.stderr.readline()
+        said = b"begins"
+        while said and b"a first replica loads" not in said:  # a busy machine says more before it
+            said = await cloud.stderr.readline()
+        assert said, "it was given up before, by Ray"
         daemons = replicas.children(cloud.pid)
         assert daemons
         if how == "SIGTERM":
