@@ -315,7 +315,8 @@ class _Drafted(_Seats):
         self._most = _most(scenario)
 
     def right(self, counts: I64Array) -> I64Array:
-        return np.clip(self.wrong - self.done, 0, counts)
+        right: I64Array = np.clip(self.wrong - self.done, 0, counts)
+        return right
 
     def paying(self, sessions: I64Array) -> I64Array:
         """How many drafts of each of so many sessions pay."""
@@ -336,7 +337,8 @@ class _Blocks(_Drafted):
         self.stop[at] = 0  # the first token goes without drafts
 
     def drafts(self, now: F64Array, sessions: I64Array) -> I64Array:  # noqa: ARG002
-        return np.maximum(0, self.stop - self.done)
+        left: I64Array = np.maximum(0, self.stop - self.done)
+        return left
 
     def heard(self, here: BoolArray, end: F64Array, shown: F64Array) -> F64Array:
         """A block is over when a guess fell or none is left."""
@@ -407,7 +409,8 @@ class _Chains(_Drafted):
         known = ((self.told_at <= now - self._back) * self.told).max(axis=0)
         there = np.minimum(there, known + (window - self.done))
         most = self.paying(sessions) * (self.done > 0)  # the first token goes without drafts
-        return np.clip(there, 0, most).astype(np.int64)
+        judged: I64Array = np.clip(there, 0, most).astype(np.int64)
+        return judged
 
     def heard(self, here: BoolArray, end: F64Array, shown: F64Array) -> F64Array:
         """A chain begins anew where a guess fell, and where the edge is told of a token before its
