@@ -512,6 +512,39 @@ def test_pull_that_fails_is_one_line(
     assert outrider("pull") == (code, "", f"error: {' '.join(str(error).split())}\n")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "FILE"),
+        ("bench", "--resume", "FILE"),
+        ("bench", "FILE"),
+        ("simulate", "FILE"),
+        ("simulate", "SCENARIO", "--set", "link.up-trace=trace"),
+        ("generate", "hi", "--json-schema", "FILE"),
+        ("load", "--draft", "replay:FILE"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_file_that_is_not_there_is_said_in_words(
+    toy: None, outrider: Out, tmp_path: Path, words: tuple[str, ...]
+):
+    missing = str(tmp_path / "missing")
+    (tmp_path / "scenario").write_text("")
+    given = [w.replace("FILE", missing).replace("SCENARIO", f"{tmp_path}/scenario") for w in words]
+    code, out, err = outrider(*given)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "no such file" in err.lower() or "does not exist" in err
+    assert "Errno" not in err
+
+
+def test_a_folder_that_is_not_there_is_said_in_words(outrider: Out, tmp_path: Path):
+    where = tmp_path / "no" / "run.jsonl"
+    (tmp_path / "scenario").write_text("")
+    code, out, err = outrider("bench", str(tmp_path / "scenario"), "-o", str(where))
+    assert (code, out, err) == (2, "", f"error: {where}: no such file or directory\n")
+
+
 def test_distill_shows_the_defaults_it_uses():
     made = pytest.importorskip("outrider.distill.run")
     options = {p.name: p.default for p in get_command(app).commands["distill"].params}

@@ -198,6 +198,19 @@ def test_bad_input(words: list[str], says: str, tmp_path: Path, capsys: pytest.C
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [b"", b"[link]\nrtt = 5\n", b'{"a": 1}\n', b"[]\n", b"\xff\n"])
+@pytest.mark.parametrize("words", [("report", "RUN"), ("bench", "--resume", "RUN")])
+def test_a_file_of_another_kind_is_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], content: bytes
+):
+    file = tmp_path / "other"
+    file.write_bytes(content)
+    assert command([str(file) if word == "RUN" else word for word in words]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"error: {file} is no run of outrider bench\n")
+    assert file.read_bytes() == content
+
+
 def test_a_line_that_is_broken_is_named(tmp_path: Path):
     (tmp_path / "s.toml").write_text(SMALL)
     out = tmp_path / "run.jsonl"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import threading
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -144,6 +148,68 @@ def test_a_model_that_is_not_served_and_nobody_at_all():
         ask(server, served="another")
     with pytest.raises(ServerError, match="is the server running"):
         ask(server)
+
+
+@contextlib.contextmanager
+def listening(said: bytes) -> Iterator[str]:
+    """Something that is no such server: it says this to whoever comes, and hangs up. Nothing to
+    say: it holds the connection and is silent."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        held: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    guest, _ = door.accept()
+                except OSError:
+                    return
+                held.append(guest)
+                if said:
+                    guest.recv(4096)
+                    guest.sendall(said)
+                    guest.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{door.getsockname()[1]}"
+        finally:
+            door.shutdown(socket.SHUT_RDWR)
+            for guest in held:
+                guest.close()
+
+
+def page(status: str, body: str) -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return (head + body).encode()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (page("404 Not Found", "<html>"), "/v1/models answered 404; is this the address of"),
+        (page("200 OK", "<html>"), "not JSON; is this the address of"),
+        (page("200 OK", "[]"), "not understood (TypeError); is this the address of"),
+        (page("401 Unauthorized", "{}"), "answered 401; put a key that it takes into OUTRIDER_"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "what listens there speaks no HTTP"),
+        (b"\x15\x03\x03\x00\x02\x02\x16", "what listens there speaks no HTTP"),  # a TLS alert
+        (b"", "it did not answer in time; is the server running?"),
+    ],
+)
+def test_what_is_no_such_server_is_one_line_soon(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: bytes, words: str
+):
+    monkeypatch.setattr("outrider.engines.remote_http.LIST_TIMEOUT_S", 0.5)
+    with listening(said) as url:
+        assert run(["probe", url]) == 2
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+
+
+def test_http_and_https_taken_for_each_other(capsys: pytest.CaptureFixture[str]):
+    with listening(page("200 OK", "{}")) as url:
+        assert run(["probe", url.replace("http:", "https:")]) == 2
+    assert "no TLS is spoken there" in capsys.readouterr().err
 
 
 def test_the_command_in_words_and_as_json(capsys: pytest.CaptureFixture[str]):

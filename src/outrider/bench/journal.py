@@ -243,6 +243,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         try:
             row = json.loads(line)
         except ValueError:
+            if number == 1:
+                raise JournalError(f"{path} is no run of outrider bench") from None
             raise JournalError(f"{path}, line {number}: no JSON: take the line out") from None
         if not isinstance(row, dict):
             raise JournalError(f"{path} is no run of outrider bench")

@@ -16,6 +16,7 @@ from typing import Any, Final
 from outrider.bench import hub
 from outrider.bench.prompts import PROMPTS
 from outrider.calibrate.questions import HELD_OUT, VARIABLE
+from outrider.core.reasons import why
 
 BUILT_IN: Final = "built-in"
 """Our own prompts; no score."""
@@ -142,7 +143,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise QuestionError(f"{path} cannot be read: {error}") from None
+        raise QuestionError(f"{path} cannot be read: {why(error)}") from None
     rows = []
     for number, line in enumerate(lines, 1):
         if line.strip():

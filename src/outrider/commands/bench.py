@@ -18,6 +18,7 @@ from outrider.commands.errors import INTERRUPTED, CommandError
 from outrider.commands.options import Json
 from outrider.commands.simulate import record_of
 from outrider.commands.traces import bars
+from outrider.core.reasons import why
 
 if TYPE_CHECKING:
     from outrider.bench.experiment import Experiment
@@ -205,7 +206,7 @@ def header_of(
         try:
             text = scenario.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise CommandError(f"cannot read the scenario {scenario}: {error}") from None
+            raise CommandError(f"cannot read the scenario {scenario}: {why(error)}") from None
         name, folder = scenario.name, str(scenario.parent)
     return Header(
         name=name,

@@ -6,7 +6,8 @@
     an optional package is missing  2     error: <the extra to install>
     LinkError                       2     error: --link: <the message>
     CloudError                      2     where the request or the login is at fault, else 1
-    OSError                         1     error: <the message>
+    a file that is named wrongly    2     error: <its name>: <why>
+    any other OSError               1     error: <the message>
     Ctrl-C                        130     nothing; what was printed stays
     a closed pipe (`| head`)        1     nothing (typer sees to it)
 
@@ -20,6 +21,7 @@ from typing import Final
 import typer
 
 from outrider.core.link import LinkError
+from outrider.core.reasons import why
 from outrider.core.tokens import GrammarError, ParameterError
 from outrider.engines.base import EngineError
 from outrider.proto.messages import Code
@@ -79,6 +81,10 @@ def describe(error: Exception) -> tuple[str, int] | None:
             return f"--link: {_one_line(str(error))}", BAD_INPUT
         case CloudError():
             return _one_line(str(error)), BAD_INPUT if error.code in OWN_FAULT else FAILED
+        case (
+            FileNotFoundError() | IsADirectoryError() | NotADirectoryError() | PermissionError()
+        ) if error.filename is not None:
+            return _one_line(f"{error.filename}: {why(error)}"), BAD_INPUT
         case OSError():
             return _one_line(str(error)), FAILED
     if isinstance(error, USAGE_ERROR):

@@ -55,6 +55,7 @@ from outrider.commands.options import (
     sampling,
 )
 from outrider.core.grammar import Grammar, GrammarKind
+from outrider.core.reasons import why
 from outrider.core.relaxation import DEFAULT_SKETCH, Relaxation
 from outrider.core.relaxed import Policy, RelaxedRule
 from outrider.core.residual import DEFAULT_TOP_K, TopKReply
@@ -370,7 +371,7 @@ def _grammar(schema: Path | None, regex: str | None) -> Grammar | None:
     try:
         return Grammar(kind=GrammarKind.JSON_SCHEMA, text=schema.read_text(encoding="utf-8"))
     except (OSError, UnicodeError) as error:
-        raise CommandError(f"--json-schema: {schema} cannot be read: {error}") from None
+        raise CommandError(f"--json-schema: {schema} cannot be read: {why(error)}") from None
 
 
 def given_options(context: typer.Context, *names: str) -> set[str]:

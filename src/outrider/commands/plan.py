@@ -327,12 +327,12 @@ def _given(
         ("plain", "--t-plain", t_plain),
     ):
         if text is not None:
-            known.put(name, planfacts.time_of(option, text), GIVEN)
+            known.put(name, planfacts.duration_of(option, text), GIVEN)
     if t_verify is not None:
         known.put("verify", planfacts.row_times("--t-verify", t_verify), GIVEN)
     if t_draft_cloud is not None:
         none = t_draft_cloud.strip().lower() == "none"
-        time = float("inf") if none else planfacts.time_of("--t-draft-cloud", t_draft_cloud)
+        time = float("inf") if none else planfacts.duration_of("--t-draft-cloud", t_draft_cloud)
         known.put("cloud_draft", time, GIVEN)
 
 

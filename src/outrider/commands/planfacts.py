@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from outrider.commands.errors import CommandError
 from outrider.core.link import Link, LinkError, parse_link, seconds
 from outrider.core.tokens import Rule
-from outrider.plan.facts import Curve, Facts, PlanError, Prices
+from outrider.plan.facts import MAX_SECONDS, Curve, Facts, PlanError, Prices
 
 if TYPE_CHECKING:
     from outrider.calibrate.trace import Traces
@@ -43,19 +43,29 @@ class Known:
 
 
 def time_of(option: str, text: str) -> float:
-    """A bare number in milliseconds, or one with its unit. Seconds."""
+    """A bare number in milliseconds, or one with its unit. Seconds, MAX_SECONDS at most."""
     try:
-        return seconds(option, f"{text}ms" if _NUMBER.fullmatch(text) else text)
+        found = seconds(option, f"{text}ms" if _NUMBER.fullmatch(text) else text)
     except LinkError:
         raise CommandError(
             f"{option} {text}: give milliseconds, or a number with its unit us, ms or s, as in 50ms"
         ) from None
+    if found > MAX_SECONDS:
+        raise CommandError(f"{option} {text}: at most {MAX_SECONDS:g} s")
+    return found
+
+
+def duration_of(option: str, text: str) -> float:
+    """A time that something takes: as time_of, and not 0."""
+    if not (found := time_of(option, text)):
+        raise CommandError(f"{option} {text}: must be above 0")
+    return found
 
 
 def row_times(option: str, text: str) -> tuple[tuple[int, float], ...]:
     """'60' or '60ms' for any number of rows, or a table '1:60,9:72'. (rows, seconds)."""
     if ":" not in text:
-        return ((1, time_of(option, text)),)
+        return ((1, duration_of(option, text)),)
     points = []
     for part in text.split(","):
         rows, _, time = part.partition(":")
@@ -63,7 +73,7 @@ def row_times(option: str, text: str) -> tuple[tuple[int, float], ...]:
             raise CommandError(
                 f"{option} {text}: give one time, or times by rows of a forward, as in 1:60,9:72"
             )
-        points.append((int(rows), time_of(option, time)))
+        points.append((int(rows), duration_of(option, time)))
     if len(dict(points)) < len(points):
         raise CommandError(f"{option} {text}: each number of rows once")
     return tuple(sorted(points))

@@ -15,6 +15,7 @@ from outrider.commands import console
 from outrider.commands.errors import FAILED, CommandError
 from outrider.commands.options import Json
 from outrider.commands.traces import bars
+from outrider.core.reasons import why
 
 if TYPE_CHECKING:
     from outrider.session.schedules import Schedule
@@ -140,7 +141,7 @@ def _load(path: Path | None, overrides: Sequence[str]) -> Scenario:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise CommandError(f"cannot read the scenario {path}: {error}") from None
+            raise CommandError(f"cannot read the scenario {path}: {why(error)}") from None
     folder = path.parent if path is not None else Path()
     loaders = Loaders(
         link=lambda file: load_trace(str(folder / file)),

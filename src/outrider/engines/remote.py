@@ -34,7 +34,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 
 from outrider.engines.base import Block, FloatRow, IdArray, ModelInfo, ServerError
-from outrider.engines.remote_http import Endpoint
+from outrider.engines.remote_http import Endpoint, RefusedError
 from outrider.engines.remote_replies import Position, reading
 from outrider.engines.remote_ways import Ask, FanOut, Scoring, Streaming, Way
 from outrider.engines.slotbook import SlotBook, SlotRecord
@@ -44,6 +44,8 @@ WAYS: Final = ("openai", "vllm", "sglang")
 KEY_VARIABLE: Final = "OUTRIDER_SERVER_KEY"
 """Environment variable with the server's bearer token: a key on a command line can be read by
 everybody on the machine."""
+_NO_KEY: Final = f"put a key that it takes into {KEY_VARIABLE}"
+_WHOSE: Final = "is this the address of a server of language models?"
 _WEIGHTS: Final = ("model_path", "weight_version")
 IDENTITY_S: Final = 5.0
 """Seconds between two looks at who the server is."""
@@ -136,8 +138,12 @@ def _weights_path(server: Endpoint) -> str | None:
 
 def models(server: Endpoint) -> list[dict[str, Any]]:
     """The server's own list of models."""
-    reply = server.get("/v1/models")
-    return reading("list of models", lambda: [dict(card) for card in reply["data"]])
+    try:
+        reply = server.get("/v1/models")
+    except RefusedError as error:
+        advice = _NO_KEY if error.status in (401, 403) else _WHOSE
+        raise ServerError(f"{error}; {advice}") from error
+    return reading("list of models", lambda: [dict(card) for card in reply["data"]], advice=_WHOSE)
 
 
 def chosen(server: Endpoint, wanted: RemoteSpec) -> dict[str, Any]:

@@ -24,6 +24,9 @@ from outrider.engines.base import ServerError
 
 TIMEOUT_S: Final = 120.0
 """Most seconds without a byte: a prompt of some thousand ids on a busy CPU takes half of that."""
+LIST_TIMEOUT_S: Final = 15.0
+"""Most seconds without a byte of what needs no model, as the list of models, and to connect for it:
+a port of something else, or a filter that drops packets, is known after this."""
 MAX_REPLY_BYTES: Final = 64 << 20
 """Of a whole reply: 64 rows of 128 likeliest ids in the wordiest JSON seen take 1 MB."""
 MAX_EVENT_BYTES: Final = 1 << 20
@@ -31,6 +34,14 @@ MAX_EVENT_BYTES: Final = 1 << 20
 _MAX_WORDS: Final = 160
 """Characters of a server's own error message that are shown."""
 _HOPELESS: Final = (OSError, http.client.HTTPException)
+
+
+class RefusedError(ServerError):
+    """What answers is there, and answers otherwise than asked."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Endpoint:
@@ -59,7 +70,7 @@ class Endpoint:
         """Connections made so far: one more than expected may be another server."""
 
     def get(self, path: str) -> Any:
-        """The JSON value at `path`."""
+        """The JSON value at `path`, for which no model has to run."""
         return self._exchange("GET", path, None)
 
     def post(self, path: str, body: Any) -> Any:
@@ -108,6 +119,7 @@ class Endpoint:
         used = self._kept is not None
         if self._kept is None:
             self._kept = self._connect()
+        _wait(self._kept, self._timeout if body else min(self._timeout, LIST_TIMEOUT_S))
         try:
             self._send(self._kept, method, path, body)
             reply = self._kept.getresponse()
@@ -139,16 +151,17 @@ class Endpoint:
         try:
             return json.loads(data)
         except ValueError:
-            raise ServerError(f"{self.url} answered with something that is not JSON") from None
+            raise RefusedError(
+                f"{self.url} answered with something that is not JSON", http.HTTPStatus.OK
+            ) from None
 
     def _gone(self, error: Exception) -> ServerError:
-        why = "it did not answer in time" if isinstance(error, TimeoutError) else _reason(error)
-        return ServerError(f"no answer from {self.url}: {why}; is the server running?")
+        return ServerError(f"no answer from {self.url}: {_reason(error, https=self._https)}")
 
     def _refused(self, path: str, status: int, data: bytes) -> ServerError:
         words = _own_words(data)
         said = f": {words}" if words else ""
-        return ServerError(f"{self.url}{path} answered {status}{said}")
+        return RefusedError(f"{self.url}{path} answered {status}{said}", status)
 
     def broken(self, error: Exception) -> ServerError:
         """For a stream of this server that ended in the middle."""
@@ -197,10 +210,35 @@ def _encoded(body: Any) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, http.client.IncompleteRead):
-        return "it broke off in the middle of an answer"
-    return getattr(error, "strerror", None) or type(error).__name__
+def _wait(connection: http.client.HTTPConnection, seconds: float) -> None:
+    """Give up after so long without a byte, whether it is open yet or not."""
+    connection.timeout = seconds
+    if connection.sock is not None:
+        connection.sock.settimeout(seconds)
+
+
+def _reason(error: Exception, *, https: bool) -> str:
+    """Why, and what to look at."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return (
+                f"its certificate is not trusted ({error.verify_message}); name its authority's "
+                "file in SSL_CERT_FILE"
+            )
+        case ssl.SSLError():
+            return f"no TLS is spoken there ({error.reason}); use http:// if that is meant"
+        case http.client.IncompleteRead():
+            why = "it broke off in the middle of an answer"
+        case TimeoutError():
+            why = "it did not answer in time"
+        case ConnectionResetError():  # http.client.RemoteDisconnected is one
+            why = "it hung up without an answer"
+            return f"{why}; is the server running{'' if https else ', and with http, not https'}?"
+        case http.client.HTTPException():
+            return "what listens there speaks no HTTP; is it the server's port?"
+        case _:
+            why = getattr(error, "strerror", None) or type(error).__name__
+    return f"{why}; is the server running?"
 
 
 def _own_words(data: bytes) -> str:

@@ -36,14 +36,17 @@ class Position:
     """Ids and natural log-probabilities, likeliest first; the token need not be the first."""
 
 
-def reading(what: str, read: Callable[[], T]) -> T:
+PROBE: Final = "outrider probe says what it can do"
+
+
+def reading(what: str, read: Callable[[], T], *, advice: str = PROBE) -> T:
     """`read()`, with every surprise in a reply as a ServerError that names `what` was read."""
     try:
         return read()
     except _STRANGE as error:
         raise ServerError(
             f"the server's {what} has a form that is not understood ({type(error).__name__}); "
-            "outrider probe says what it can do"
+            + advice
         ) from error
 
 

@@ -16,6 +16,7 @@ from pathlib import Path as FilePath
 from typing import Final
 
 from outrider.core.link import LinkError, Opportunities, Path, Server, Steps, seconds
+from outrider.core.reasons import why
 
 SPIN_S: Final = 0.0012
 """The last part of a wait, spent yielding instead of sleeping: asyncio's timer may be a
@@ -79,7 +80,7 @@ def load_trace(name: str) -> Callable[[], Server]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise LinkError(f"cannot read the trace {name}: {error}") from None
+        raise LinkError(f"cannot read the trace {name}: {why(error)}") from None
     if len(lines) > MAX_TRACE_LINES:
         raise LinkError(f"{name} has more than {MAX_TRACE_LINES} lines")
     if lines and "," in lines[0]:
