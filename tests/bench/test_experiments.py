@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from outrider.bench.experiment import BASELINES, parse
+from outrider.bench.figures import rows
 from outrider.bench.journal import Cell, Journal, JournalError, read
 from outrider.bench.runner import Simulator, run
 from outrider.cli import run as command
@@ -52,6 +53,10 @@ names = ["sync/auto"]
         ("[bench]\nsystem='live'\n[link]\nup-trace='x'\n", "line 4: [link] up-trace: "),
         ("[bench]\nsystem='live'\n[workload]\nrate=1\n", "line 4: [workload] rate: means nothing"),
         ("[bench]\nsystem='live'\n[schedule]\nnames=['plc/credit']\n", "needs live.calibration"),
+        (
+            "[bench]\nsystem='live'\n[live]\ncalibration='c'\n[schedule]\nnames=['plc']\n",
+            "line 4: [live] calibration: is for credit",
+        ),
         ("[points]\n'a' = ['linkk.rtt=7ms']\n", "line 2: [points] a: [linkk]: no such section"),
         ("[live]\ndata = 'gsm8k'\n", "line 2: [live] data: must be a list of data sets"),
         ("[live]\ndata = ['gsm9k']\n", "line 2: [live] data: no data set 'gsm9k': known are"),
@@ -196,6 +201,31 @@ def test_bad_input(words: list[str], says: str, tmp_path: Path, capsys: pytest.C
     words = [str(tmp_path / "other") if w == "RUN" else w for w in words]
     assert command(words) == 2
     assert says in capsys.readouterr().err
+
+
+def test_each_figure_of_a_table_stands_under_its_heading(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """In a terminal of 80 columns, the narrowest that is common, with nothing cut off."""
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "s.toml").write_text(SMALL.replace("sync/auto", "plc/ucb-specstop"))
+    out = tmp_path / "run.jsonl"
+    assert command(["bench", str(tmp_path / "s.toml"), "-o", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "\u2026" not in "".join(lines)
+    heads = [line.split() for line in lines if "way to decode" in line]
+    assert heads[0] == "way to decode token interval speed interval ms wards score".split()
+    shown = [line.split() for line in lines]
+    for row in rows(read(out).cells, base="cloud-only"):
+        figures = []
+        for figure, digits in ((row.ms_per_token, 1), (row.speed, 2)):
+            assert figure is not None
+            ends = (figure.value, figure.low, figure.high)
+            value, low, high = (f"{x:.{digits}f}" for x in ends if x is not None)
+            figures += [value, f"{low}-{high}"]
+        assert row.ttft_ms is not None
+        figures += [f"{row.ttft_ms:.0f}", f"{row.forwards_per_token:.2f}", "-"]
+        assert [row.arm, *figures] in shown
 
 
 @pytest.mark.parametrize("content", [b"", b"[link]\nrtt = 5\n", b'{"a": 1}\n', b"[]\n", b"\xff\n"])

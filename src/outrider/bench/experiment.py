@@ -277,6 +277,14 @@ def _arms(
             if wishes.get("controller") == "credit" and not tables["live"]["calibration"]:
                 need = "credit needs live.calibration, a folder of outrider calibrate"
                 source.fail("schedule", "names", f"{name}: {need}")
+        learners = [
+            name
+            for name in names
+            if name != Schedule.EDGE_ONLY and wishes_of(name).get("controller") == "credit"
+        ]
+        if tables["live"]["calibration"] and not learners:
+            need = "is for credit: name an arm of it, as plc/credit/e2sci, or leave it out"
+            source.fail("live", "calibration", need)
     if system is System.VALIDATE:
         for name in names:
             if name in (Schedule.EDGE_ONLY, Schedule.COLOCATED) or not comparable(name):

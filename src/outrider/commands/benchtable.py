@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rich import box
 from rich.table import Table
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from outrider.bench.experiment import Experiment
     from outrider.bench.figures import Estimate, Row
     from outrider.bench.journal import Cell, Header
+
+NARROW: Final = (0, 1, 0, 0)
+"""Space in a cell (top, right, bottom, left): both tables whole in 80 columns."""
 
 
 def facts(experiment: Experiment, header: Header, cells: Sequence[Cell]) -> dict[str, Any]:
@@ -59,7 +62,7 @@ def _show_twins(cells: Sequence[Cell]) -> None:
     from outrider.bench.validation import held, verdict
 
     found = held(cells)
-    table = Table(title="simulated beside live", box=box.SIMPLE_HEAD)
+    table = Table(title="simulated beside live", box=box.SIMPLE_HEAD, padding=NARROW)
     table.add_column("link", no_wrap=True)
     table.add_column("way to decode", no_wrap=True)
     for heading in ("ms live", "sim.", "error %", "own %", "fwd. live", "sim.", "error %", ""):
@@ -98,8 +101,10 @@ def notes(experiment: Experiment, found: Sequence[Row]) -> list[str]:
 
 
 def _table(title: str, found: Sequence[Row]) -> Table:
-    table = Table(title=title or None, box=box.SIMPLE_HEAD)
-    table.add_column("way to decode", no_wrap=True)
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, padding=NARROW)
+    table.add_column(
+        "way to decode", overflow="fold"
+    )  # a long name takes two lines, no figure does
     headings = (
         "ms per\ntoken",
         "interval",
@@ -110,11 +115,11 @@ def _table(title: str, found: Sequence[Row]) -> Table:
         "score",
     )
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in found:
         table.add_row(
             row.arm,
-            _shown(row.ms_per_token, 1)[0],
+            *_shown(row.ms_per_token, 1),
             *_shown(row.speed, 2),
             "-" if row.ttft_ms is None else f"{row.ttft_ms:.0f}",
             "-" if row.forwards_per_token is None else f"{row.forwards_per_token:.2f}",
