@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from outrider.bench.live import in_process, sample
+from outrider.bench.onlink import answer_of
 from outrider.bench.schedules import Arm, Sample, compare
 from outrider.core.tokens import SamplingParams
 from outrider.engines.toy import ToyModel, scripted_law
@@ -37,6 +38,10 @@ def test_a_chunk_of_four_is_four_tokens():
     assert 1 / found.seconds_per_token == pytest.approx(40)
     arm = Arm(name="x", schedule=None, answer=in_process(made, 3), samples=[found])
     assert (arm.tokens, arm.forwards_per_token) == (40, 0.25)
+    kept = answer_of(result)
+    assert (kept.tokens, kept.later) == (40, 36)
+    assert kept.first == pytest.approx(0.5)
+    assert kept.per_token == pytest.approx(1 / 40)
 
 
 def slow_at_first(answers: int, *, seconds: float = 0.03) -> Arm:

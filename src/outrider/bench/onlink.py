@@ -176,7 +176,7 @@ class Live:
         found = score(question, result.text, run_code=self._run_code)
         cell = Cell(
             key=key,
-            answers=(replace(_figures(result), score=found),),
+            answers=(replace(answer_of(result), score=found),),
             forwards=0 if key.arm == Schedule.EDGE_ONLY else result.target_forwards,
             busy=None if key.arm == Schedule.EDGE_ONLY else _busy(steps),
             seconds=seconds,
@@ -236,7 +236,8 @@ async def _answer(
     return stream.result.generation, steps
 
 
-def _figures(result: GenerationResult) -> Answer:
+def answer_of(result: GenerationResult) -> Answer:
+    """What is kept of an answer: tokens and not blocks are counted (field case 38)."""
     timing = result.timing
     rest = timing.total_s - timing.ttft_s
     later = round(rest / timing.tpot_s) if timing.tpot_s else 0
