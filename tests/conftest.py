@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,11 @@ if sys.dont_write_bytecode:
 # One thread a test process: several, each with as many threads as there are cores, would spin
 # against each other and make seconds of minutes. Tests of threads ask for them (tiny.threads).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts tests in the background has them, and all that they start, ignore Ctrl-C;
+# tests of Ctrl-C would wait for good.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 from hypothesis import HealthCheck, settings

@@ -177,11 +177,14 @@ def test_ctrl_c_is_heard_between_cells(tmp_path: Path):
     out = tmp_path / "run.jsonl"
     words = ["bench", str(tmp_path / "s.toml"), "-o", str(out)]
     process = subprocess.Popen([sys.executable, "-m", "outrider", *words], stderr=subprocess.PIPE)
-    while not out.exists() or out.read_bytes().count(b"\n") < 3:
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    try:
+        while not out.exists() or out.read_bytes().count(b"\n") < 3:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert b"go on: outrider bench --resume" in said
     assert 2 <= len(read(out).cells) < 12_000
