@@ -564,6 +564,28 @@ def test_two_measurements_do_not_share_a_core(tmp_path: Path):
 # -- signals ----------------------------------------------------------------------------------
 
 
+def test_a_verifier_that_still_loads_ends_with_who_started_it():
+    """Killed, a bench or `serve` can not tell its verifier; only the pipe between them ends."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        model = f"openai:http://127.0.0.1:{silent.getsockname()[1]}#toy:1"
+        words = ["cloud", "--until-eof", "--listen", "127.0.0.1:0", "--model", model]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "outrider", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            silent.settimeout(60)
+            asked, _ = silent.accept()  # it loads: this server never answers
+            with asked:
+                out, err = process.communicate(timeout=60)  # closes its input
+        finally:
+            process.kill()
+    assert (process.returncode, out) == (130, b"")
+    assert b"Traceback" not in err
+
+
 def test_ctrl_c_at_the_edge_leaves_nothing_in_the_cloud():
     """Exit code 130, what was printed stays, no traceback; the session's place is free again."""
 

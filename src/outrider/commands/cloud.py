@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -273,13 +273,15 @@ def _one(settings: Settings, config: CloudConfig, logins: Logins, *, until_eof: 
     from outrider.runtime.cloud import CloudServer
     from outrider.runtime.rotation import LoginFile
 
+    if until_eof:
+        end_with_input()
     with console.waiting(f"loading {settings.model}"):
         parts = settings.load()
     server = CloudServer(parts.desk, parts.tokenizer, config, service=parts.service)
     server.service.costs = RowCosts(parts.costs)
     file = settings.token_file
     watched = LoginFile(file, logins, server.admit) if file else None
-    asyncio.run(_serve(server, settings.drain, parts.costs, watched, until_eof=until_eof))
+    asyncio.run(_serve(server, settings.drain, parts.costs, watched))
 
 
 async def _serve(
@@ -287,8 +289,6 @@ async def _serve(
     drain: float,
     costs: list[tuple[int, float]],
     watched: LoginFile | None,
-    *,
-    until_eof: bool,
 ) -> None:
     from outrider.runtime.listening import calm_accepts
 
@@ -310,8 +310,6 @@ async def _serve(
         raise OSError(f"cannot listen on {where}: {why}; give another --listen") from None
     loop.add_signal_handler(signal.SIGTERM, asked.set)
     loop.add_signal_handler(signal.SIGINT, hurry)
-    if until_eof:
-        watch_input(hurry)
     watching = watch_logins(watched)
     say_listening(config, server.port)
     console.messages().print(
@@ -351,16 +349,17 @@ def watch_logins(file: LoginFile | None) -> asyncio.Task[None]:
     return asyncio.ensure_future(waiting)  # type: ignore[arg-type]
 
 
-def watch_input(ended: Callable[[], None]) -> None:
-    """Call `ended` in this event loop once standard input ends. A thread, because not every kind
-    of standard input can be waited for in a loop; what is read is thrown away."""
-    loop = asyncio.get_running_loop()
+def end_with_input() -> None:
+    """From now on the end of standard input is a Ctrl-C, also while weights are loading: who
+    started this is gone. A thread, because not every kind of standard input can be waited for;
+    what is read is thrown away."""
+    # In the background of a shell it is ignored, by all that is started there.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def read() -> None:
         with contextlib.suppress(OSError, ValueError):
             while os.read(0, 4096):
                 pass
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it is over anyway
-            loop.call_soon_threadsafe(ended)
+        os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=read, name="until-eof", daemon=True).start()

@@ -7,18 +7,16 @@ SIGHUP    replace them one by one, with the --config file read again
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import queue
 import signal
 import sys
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.commands import console
-from outrider.commands.cloud import parsed, say_listening, settings_of
+from outrider.commands.cloud import end_with_input, parsed, say_listening, settings_of
 from outrider.commands.errors import CommandError
 
 if TYPE_CHECKING:
@@ -77,16 +75,8 @@ def _end_at_once(*, until_eof: bool) -> None:
     loading for nobody."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if not until_eof:
-        return
-
-    def read() -> None:
-        with contextlib.suppress(OSError):
-            while os.read(0, 4096):
-                pass
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=read, name="until-eof", daemon=True).start()
+    if until_eof:
+        end_with_input()
 
 
 def _obey_signals(heard: queue.SimpleQueue[str]) -> None:
