@@ -23,7 +23,6 @@ from outrider.engines.base import (
     EngineError,
     LanguageModel,
     MissingExtraError,
-    ModelNotFoundError,
     SlotError,
     UnsupportedModelError,
 )
@@ -319,12 +318,7 @@ def refused(spec: str, kind: type[EngineError], match: str, **options: Any) -> N
         assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
-    refused(str(tmp_path / "no.gguf"), ModelNotFoundError, r"no file .*no\.gguf")
-    wrong = tmp_path / "wrong.gguf"
-    wrong.write_bytes(b"PK\3\4 something else")
-    refused(str(wrong), ModelNotFoundError, "not a GGUF file")
-    refused(f"gguf:{tmp_path}", ModelNotFoundError, "cannot read")
+def test_a_file_cut_short(tmp_path: Path) -> None:
     short = tmp_path / "short.gguf"
     short.write_bytes(file().read_bytes()[:2000])
     refused(str(short), UnsupportedModelError, r"llama\.cpp cannot load .*short")

@@ -190,6 +190,21 @@ def test_only_a_checkpoint_is_looked_for_on_the_hub(spec: str, no_hub: None) -> 
         load.load_checkpoint(spec)
 
 
+def test_a_gguf_file_that_is_none_is_told_with_or_without_llama_cpp(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.gguf"
+    wrong.write_bytes(b"PK\3\4 something else")
+    told = {
+        f"gguf:{tmp_path / 'none'}": f"no file {tmp_path / 'none'}",
+        str(wrong): f"{wrong} is not a GGUF file",
+        f"gguf:{tmp_path}": f"cannot read {tmp_path}: Is a directory",
+    }
+    for load_it in (load_target, load_vocabulary):
+        for spec, why in told.items():
+            with pytest.raises(ModelNotFoundError) as caught:
+                load_it(spec)
+            assert str(caught.value) == why
+
+
 @pytest.mark.parametrize("name", ["toy:1", "gguf:some.gguf", "./some.gguf", "vllm#toy:1"])
 def test_a_draft_that_borrows_weights_says_who_lends_none(name: str, no_hub: None) -> None:
     target = loaded.absent(name, load_target("toy").tokenizer, width=257, context=64)

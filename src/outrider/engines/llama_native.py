@@ -29,12 +29,10 @@ import numpy as np
 from outrider.engines.base import (
     EngineError,
     FloatRow,
-    ModelNotFoundError,
     NoMemoryError,
     UnsupportedModelError,
 )
 
-MAGIC: Final = b"GGUF"
 CELL_STEP: Final = 256
 """llama.cpp rounds the cells of a stream up to this."""
 _F16: Final = 1
@@ -79,9 +77,7 @@ class NativeModel:
     """A GGUF file, opened. Freed when nobody holds it any more."""
 
     def __init__(self, path: Path, *, vocabulary_only: bool = False, gpu: bool = False) -> None:
-        """ModelNotFoundError: no such file, or no GGUF. UnsupportedModelError: llama.cpp
-        refuses it, with its reason."""
-        _require_gguf(path)
+        """UnsupportedModelError: llama.cpp refuses it, with its reason."""
         log = _library()
         log.lines.clear()
         wish = api.llama_model_default_params()
@@ -255,16 +251,3 @@ def has_gpu() -> bool:
     """Whether this build of llama.cpp can put layers on a GPU."""
     _library()
     return bool(api.llama_supports_gpu_offload())
-
-
-def _require_gguf(path: Path) -> None:
-    """Look before llama.cpp does: its own words on a wrong file are about file magic."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(len(MAGIC))
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"no file {path}") from None
-    except OSError as error:
-        raise ModelNotFoundError(f"cannot read {path}: {error.strerror}") from None
-    if start != MAGIC:
-        raise ModelNotFoundError(f"{path} is not a GGUF file")

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from outrider.engines import builtin
-from outrider.engines.base import EngineError
+from outrider.engines.base import EngineError, ModelNotFoundError
 from outrider.engines.loaded import GGUF_MODULES, Loaded, Wish, absent, require
 
 _GGUF: Final = "gguf:"
+_MAGIC: Final = b"GGUF"
 
 
 def is_gguf(spec: str) -> bool:
@@ -26,11 +27,27 @@ def gguf_path(spec: str) -> Path | None:
     return None
 
 
+def _looked_at(spec: str) -> Path:
+    """The file, which is one. Before llama.cpp is asked for, because to install that for a path
+    that is wrong takes minutes, and because its own words on a wrong file are about file magic."""
+    path = gguf_path(spec)
+    assert path is not None
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_MAGIC))
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"no file {path}") from None
+    except OSError as error:
+        raise ModelNotFoundError(f"cannot read {path}: {error.strerror}") from None
+    if start != _MAGIC:
+        raise ModelNotFoundError(f"{path} is not a GGUF file")
+    return path
+
+
 def load_gguf(spec: str, wish: Wish) -> Loaded:
     """The model with the tokenizer in its file; EngineError for wishes that llama.cpp cannot
     fulfil, ModelNotFoundError for a file that is not there."""
-    path = gguf_path(spec)
-    assert path is not None
+    path = _looked_at(spec)
     require(*GGUF_MODULES, extra="llamacpp")
     from outrider.engines.gguf_tokenizer import GGUFTokenizer
     from outrider.engines.llama_native import NativeModel
@@ -70,9 +87,8 @@ def _on_gpu(wish: Wish) -> bool:
 
 
 def gguf_vocabulary(spec: str) -> Loaded:
-    """Tokenizer and facts of a GGUF file, without its weights."""
-    path = gguf_path(spec)
-    assert path is not None
+    """Tokenizer and facts of a GGUF file, without its weights. Raises as `load_gguf`."""
+    path = _looked_at(spec)
     require(*GGUF_MODULES, extra="llamacpp")
     from outrider.engines.gguf_tokenizer import GGUFTokenizer
     from outrider.engines.llama_native import NativeModel
