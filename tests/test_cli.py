@@ -610,7 +610,7 @@ def test_edge_only_is_the_drafts_own_text(outrider: Out):
     assert "needs a draft model" in err
 
 
-@pytest.mark.parametrize("module", ["typer", "numpy", "websockets"])
+@pytest.mark.parametrize("module", ["typer", "numpy", "msgspec"])
 @pytest.mark.parametrize("command", ["generate", "cloud", "demo"])
 def test_ctrl_c_while_python_imports(module: str, command: str, tmp_path: Path):
     """As if it came in the middle of that module."""

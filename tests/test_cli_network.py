@@ -190,7 +190,7 @@ def test_what_cannot_work_is_one_line(
             await refused(url, "--link", "rtt=fast", code=2, words="--link")
             await refused(url, "--link", f"up-trace={missing}", code=2, words="--link")
             await refused(url, "--token-file", missing, code=2, words="missing")
-            await refused(url, "--trace", f"{missing}/x", code=1, words="missing")
+            await refused(url, "--trace", f"{missing}/x", code=2, words="missing")
             busy = await command(
                 "cloud", "--model", "toy:1", "--listen", f"127.0.0.1:{verifier.port}"
             )
