@@ -123,6 +123,7 @@ class Replicas:
             self._deploy(self._settings, self._count, tell)
 
     def _start_ray(self, tell: Tell) -> None:
+        terminate = signal.getsignal(signal.SIGTERM)
         for attempt in range(1, START_TRIES + 1):
             before = children()
             try:
@@ -133,6 +134,8 @@ class Replicas:
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                 )
+                if threading.current_thread() is threading.main_thread():
+                    signal.signal(signal.SIGTERM, terminate)  # Ray has put its own in its place
                 return
             except Exception as error:  # noqa: BLE001 - it raises bare Exceptions
                 why = _last_line(str(error))
