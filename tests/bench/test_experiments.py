@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,23 +119,28 @@ def test_a_run_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "--resume" in capsys.readouterr().err
 
 
-def test_an_interrupted_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    (tmp_path / "s.toml").write_text(SMALL)
-    out = tmp_path / "run.jsonl"
-    append, written = Journal.append, []
+def bench_until(last: int, folder: Path, behind: Callable[[int], None] = lambda _: None) -> Path:
+    """The file of a bench that Ctrl-C ends behind cell `last`; `behind` hears each before that."""
+    (folder / "s.toml").write_text(SMALL)
+    out = folder / "run.jsonl"
+    append, numbers = Journal.append, itertools.count(1)
 
-    def interrupted(book: Journal, cell: Cell) -> None:
+    def watched(book: Journal, cell: Cell) -> None:
         append(book, cell)
-        written.append(cell)
-        if len(written) == 7:
+        number = next(numbers)
+        behind(number)
+        if number == last:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Journal, "append", interrupted)
-    assert command(["bench", str(tmp_path / "s.toml"), "-o", str(out)]) == 130
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "append", watched)
+        assert command(["bench", str(folder / "s.toml"), "-o", str(out)]) == 130
+    return out
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = bench_until(7, tmp_path)
     assert f"7 cells are in {out}" in capsys.readouterr().err.replace("\n", "")
-    monkeypatch.setattr(Journal, "append", append)
     with out.open("a") as file:
         file.write('{"cell": {"key": {"poi')  # killed while it wrote
     assert len(read(out).cells) == 7
@@ -144,29 +151,17 @@ def test_an_interrupted_run_goes_on(
 @pytest.mark.parametrize("harm", ["deleted", "emptied"])
 @pytest.mark.parametrize("last", [3, 24])
 def test_a_file_that_is_lost_under_a_run_is_written_anew(
-    harm: str,
-    last: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    harm: str, last: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """It came back without its first line, and could neither be resumed nor reported."""
-    (tmp_path / "s.toml").write_text(SMALL)
-    out = tmp_path / "run.jsonl"
-    append, written = Journal.append, []
+    lost = tmp_path / "run.jsonl"
 
-    def harmed(book: Journal, cell: Cell) -> None:
-        append(book, cell)
-        written.append(cell)
-        if len(written) == 3:
-            out.unlink() if harm == "deleted" else out.write_text("")
-        if len(written) == last:
-            raise KeyboardInterrupt
+    def harmed(number: int) -> None:
+        if number == 3:
+            lost.unlink() if harm == "deleted" else lost.write_text("")
 
-    monkeypatch.setattr(Journal, "append", harmed)
-    assert command(["bench", str(tmp_path / "s.toml"), "-o", str(out)]) == 130
+    out = bench_until(last, tmp_path, harmed)
     assert f"{last} cells are in {out}" in capsys.readouterr().err.replace("\n", "")
-    monkeypatch.setattr(Journal, "append", append)
     assert command(["bench", "--resume", str(out), "--json"]) == 0
     assert list(read(out).cells) == measured()
 

@@ -267,6 +267,7 @@ def _arms(
     always = (Schedule.CLOUD_ONLY.value,) if system is System.VALIDATE else BASELINES
     names = tuple(dict.fromkeys((*always, *(DEFAULT_ARMS if wanted is None else wanted))))
     if system.live:
+        calibration, learners = tables["live"]["calibration"], False
         for name in names:
             if name == Schedule.EDGE_ONLY:
                 continue
@@ -274,15 +275,12 @@ def _arms(
                 wishes = wishes_of(name)
             except ParameterError as error:
                 source.fail("schedule", "names", str(error))
-            if wishes.get("controller") == "credit" and not tables["live"]["calibration"]:
-                need = "credit needs live.calibration, a folder of outrider calibrate"
-                source.fail("schedule", "names", f"{name}: {need}")
-        learners = [
-            name
-            for name in names
-            if name != Schedule.EDGE_ONLY and wishes_of(name).get("controller") == "credit"
-        ]
-        if tables["live"]["calibration"] and not learners:
+            if wishes.get("controller") == "credit":
+                learners = True
+                if not calibration:
+                    need = "credit needs live.calibration, a folder of outrider calibrate"
+                    source.fail("schedule", "names", f"{name}: {need}")
+        if calibration and not learners:
             need = "is for credit: name an arm of it, as plc/credit/e2sci, or leave it out"
             source.fail("live", "calibration", need)
     if system is System.VALIDATE:

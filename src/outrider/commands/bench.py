@@ -157,11 +157,11 @@ def _opened(
     if resume is not None:
         if isinstance(scenario, Path) or settings or quick or run_code:
             raise CommandError("--resume goes on with what the run is of: give nothing beside it")
-        header = journal.read(resume).header
-        here = _pinning(load(header))
-        if here != {name: header.machine.get(name) for name in here}:
+        book = journal.Journal.resume(resume)
+        here = _pinning(load(book.header))
+        if here != {name: book.header.machine.get(name) for name in here}:
             console.messages().print(f"from here on {here['pinning']}", markup=False)
-        return journal.Journal.resume(resume)
+        return book
     if scenario is None:
         raise CommandError(
             "say what to compare: a scenario (docs/bench.md), --quick, or --validate"

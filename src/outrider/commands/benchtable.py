@@ -102,9 +102,8 @@ def notes(experiment: Experiment, found: Sequence[Row]) -> list[str]:
 
 def _table(title: str, found: Sequence[Row]) -> Table:
     table = Table(title=title or None, box=box.SIMPLE_HEAD, padding=NARROW)
-    table.add_column(
-        "way to decode", overflow="fold"
-    )  # a long name takes two lines, no figure does
+    # A long name takes two lines, no figure does.
+    table.add_column("way to decode", overflow="fold")
     headings = (
         "ms per\ntoken",
         "interval",

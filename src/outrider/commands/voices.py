@@ -15,10 +15,8 @@ from typing import Any, Final, Protocol
 from outrider.commands import remote
 from outrider.commands.errors import CommandError
 from outrider.core.tokens import Origin
-from outrider.runtime.contact import Contact, Link
+from outrider.runtime.contact import COMMENT, Contact
 
-LINK: Final = ": outrider "
-"""Begins the comment by which a gateway says how its link stands (docs/api.md)."""
 SILENCE_S: Final = 120.0
 """Seconds for which a gateway may send nothing: a long prompt on a slow target takes so long."""
 
@@ -134,8 +132,8 @@ class GatewayVoice:
         async with _Worded(self._url), self._http.stream("POST", **request) as response:
             await _require(response)
             async for line in response.aiter_lines():
-                if line.startswith(LINK):
-                    yield _contact(json.loads(line.removeprefix(LINK)))
+                if line.startswith(COMMENT):
+                    yield Contact.of(json.loads(line.removeprefix(COMMENT)), time.monotonic())
                     continue
                 data = line.removeprefix("data: ")
                 if not data or line.startswith(":"):
@@ -151,18 +149,6 @@ class GatewayVoice:
                 elif told:
                     yield _part(told)
         raise CommandError("the gateway ended the stream before the answer: ask again")
-
-
-def _contact(told: Mapping[str, Any]) -> Contact:
-    """As the gateway tells it, on the clock of this process."""
-    now = time.monotonic()
-    left = told.get("gives_up_s", told.get("dead_s"))
-    return Contact(
-        link=Link(told["link"]),
-        since=now - float(told.get("since_s", 0.0)),
-        attempt=int(told.get("attempt", 0)),
-        until=None if left is None else now + float(left),
-    )
 
 
 def _part(told: Mapping[str, Any]) -> Part:

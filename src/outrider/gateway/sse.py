@@ -17,11 +17,10 @@ from outrider.engines.tokenizer import Tokenizer
 from outrider.gateway.answers import Choice
 from outrider.gateway.shapes import Head, Shape, TextShape, usage
 from outrider.gateway.wishes import Wishes
+from outrider.runtime.contact import COMMENT
 from outrider.session.generation import Step
 
 DONE: Final = b"data: [DONE]\n\n"
-COMMENT: Final = b": outrider "
-"""Begins what is said of the link to the cloud between rounds (docs/api.md)."""
 _LINE_ENDS: Final = tuple(
     (mark.encode(), f"\\u{ord(mark):04x}".encode()) for mark in ("\x85", "\u2028", "\u2029")
 )
@@ -42,7 +41,7 @@ def event(value: object) -> bytes:
 
 def comment(facts: Mapping[str, object]) -> bytes:
     """A line that clients pass over unless they look for it."""
-    return COMMENT + msgspec.json.encode(facts) + b"\n\n"
+    return COMMENT.encode() + msgspec.json.encode(facts) + b"\n\n"
 
 
 @dataclass(slots=True)

@@ -3,11 +3,16 @@ machine in words, with the times that a person wants to know."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final, Self
 
 from outrider.session.events import LinkDown, LinkHeard, LinkQuiet, LinkUp
+
+COMMENT: Final = ": outrider "
+"""Begins the comment by which a gateway tells its facts between the events of an answer
+(docs/api.md)."""
 
 
 class Link(StrEnum):
@@ -57,6 +62,17 @@ class Contact:
             name = "gives_up_s" if self.link is Link.DOWN else "dead_s"
             found[name] = round(max(0.0, self.until - now), 1)
         return found
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], now: float) -> Self:
+        """What `facts` of another process say, on the clock of this one."""
+        left = facts.get("gives_up_s", facts.get("dead_s"))
+        return cls(
+            link=Link(facts["link"]),
+            since=now - float(facts.get("since_s", 0.0)),
+            attempt=int(facts.get("attempt", 0)),
+            until=None if left is None else now + float(left),
+        )
 
 
 def after(before: Contact, event: LinkUp | LinkQuiet | LinkHeard | LinkDown, now: float) -> Contact:

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from outrider.core.link import FRAME_OVERHEAD, MIN_RTO_S
 from outrider.core.survival import Survival
+from outrider.session.outbox import FRAME_BYTES, ID_BYTES
 from outrider.session.schedules import Schedule
 from outrider.sim.devices import Load
 from outrider.sim.scenario import Scenario
@@ -38,9 +39,8 @@ I64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 T = TypeVar("T", bound=np.generic)
 
-FRAME: Final = 6
-ID: Final = 3
-"""Bytes of a DRAFT without its ids, and of an id."""
+ONE_ID: Final = FRAME_BYTES + ID_BYTES
+"""Bytes of a frame with one."""
 CHANCES: Final = 1 << 16
 """Chances that are drawn at once: many cost hardly more than one."""
 FIRST_SEATS: Final = 8
@@ -94,7 +94,7 @@ class Lockstep:
         counts: I64Array = chance.poisson(rate * edges * scenario.duration)
         home = np.repeat(clouds, counts)
         asked = chance.random(len(home)) * scenario.duration
-        comes = asked + self._link.up((len(home),), ID * scenario.workload.prompt)
+        comes = asked + self._link.up((len(home),), ID_BYTES * scenario.workload.prompt)
         order = np.lexsort((comes, home))
         self.asked: F64Array = asked[order]
         self._comes: F64Array = comes[order]
@@ -349,7 +349,7 @@ class _Blocks(_Drafted):
         np.copyto(self.stop, self.done + count, where=over)
         np.copyto(self.wrong, self.done + self._luck.runs(over.shape), where=over)
         drafting = times.draft * count + times.start * (count > 0)
-        back = shown + drafting + self._link.up(over.shape, FRAME + ID * most)
+        back = shown + drafting + self._link.up(over.shape, FRAME_BYTES + ID_BYTES * most)
         return np.where(over, back, end)
 
 
@@ -415,7 +415,7 @@ class _Chains(_Drafted):
     def heard(self, here: BoolArray, end: F64Array, shown: F64Array) -> F64Array:
         """A chain begins anew where a guess fell, and where the edge is told of a token before its
         own guess of the next one could have come."""
-        again = shown + self._scenario.edge.seconds(1) + self._link.up(here.shape, FRAME + ID)
+        again = shown + self._scenario.edge.seconds(1) + self._link.up(here.shape, ONE_ID)
         fell = here & (self.done > self.wrong)
         anew = fell | (here & (again < self.arrival()))
         np.copyto(self.origin, again - self.done * self._each, where=anew)
@@ -485,7 +485,7 @@ class _Link:
     def up(self, shape: tuple[int, ...], size: int) -> F64Array:
         return self._times(shape, self._rates[0], size)
 
-    def down(self, shape: tuple[int, ...], size: int = FRAME + ID) -> F64Array:
+    def down(self, shape: tuple[int, ...], size: int = ONE_ID) -> F64Array:
         return self._times(shape, self._rates[1], size)
 
     def _times(self, shape: tuple[int, ...], rate: float, size: int) -> F64Array:
